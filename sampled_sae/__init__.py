@@ -1,0 +1,50 @@
+"""Sparse autoencoders with distribution-aware candidate pools: TopK, BatchTopK and Sampled-SAE as one family."""
+
+from sampled_sae.config import (
+    Annealed,
+    AuxKConfig,
+    Constant,
+    Everything,
+    Fraction,
+    Multiplier,
+    OptimizerConfig,
+    PoolConfig,
+    Released,
+    SAEConfig,
+    Scope,
+    Size,
+    ThresholdConfig,
+)
+from sampled_sae.errors import Interrupted, UserError
+from sampled_sae.presets import annealed, batchtopk, released, sampled, topk, topk_then_batchtopk
+from sampled_sae.sae import SAE
+from sampled_sae.scores import SCORES, register_score
+from sampled_sae.trainer import train
+
+__all__ = [
+    "SAE",
+    "SCORES",
+    "Annealed",
+    "AuxKConfig",
+    "Constant",
+    "Everything",
+    "Fraction",
+    "Interrupted",
+    "Multiplier",
+    "OptimizerConfig",
+    "PoolConfig",
+    "Released",
+    "SAEConfig",
+    "Scope",
+    "Size",
+    "ThresholdConfig",
+    "UserError",
+    "annealed",
+    "batchtopk",
+    "register_score",
+    "released",
+    "sampled",
+    "topk",
+    "topk_then_batchtopk",
+    "train",
+]

@@ -1,0 +1,199 @@
+"""Activations of any origin -> batches [B, d], the same ones for the same seed, from any step on.
+
+Held-out tokens are set aside first and never trained on.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sampled_sae.errors import UserError
+
+
+class Stream(Protocol):
+    """What the trainer reads."""
+
+    width: int
+    heldout: Tensor
+    """[n, d] tokens that no batch contains."""
+
+    def batch(self, index: int) -> Tensor:
+        """Batch number `index` [B, d]; asked for in rising order, not always from 0."""
+        ...
+
+
+class Endless(ABC):
+    """A source that makes batch number `index` on demand, such as synthetic data."""
+
+    @abstractmethod
+    def batch(self, index: int, size: int, split: Literal["train", "heldout"] = "train") -> Tensor:
+        """[size, d], a pure function of its arguments; the two splits share no sample."""
+
+
+def open_stream(
+    activations: Any, batch_size: int, heldout_tokens: int, seed: int, heldout: Any | None = None
+) -> Stream:
+    """Wrap a tensor, an array or memory map, an endless source or an iterable of batches.
+
+    `heldout` gives held-out tokens of one's own; otherwise they are taken from the activations.
+    """
+    own = None if heldout is None else check_batch(heldout, None, "heldout")
+    wanted = 0 if own is not None else heldout_tokens
+    stream: Stream
+    if isinstance(activations, (Tensor, np.ndarray)):
+        stream = ArrayStream(activations, batch_size, wanted, seed)
+    elif isinstance(activations, Endless):
+        stream = EndlessStream(activations, batch_size, wanted)
+    elif isinstance(activations, Iterable):
+        stream = IterableStream(activations, batch_size, wanted)
+    else:
+        raise UserError(
+            f"activations = {type(activations).__name__}: must be a tensor, an array or an iterable of [B, d] batches"
+        )
+    if own is not None:
+        if own.shape[1] != stream.width:
+            raise UserError(f"heldout has width {own.shape[1]}: the activations have width {stream.width}")
+        stream.heldout = own
+    return stream
+
+
+def check_batch(batch: Any, width: int | None, where: str) -> Tensor:
+    """A batch [..., d] -> [n, d], or a clear line about what is wrong with it."""
+    tensor = torch.from_numpy(np.ascontiguousarray(batch)) if isinstance(batch, np.ndarray) else batch
+    if not isinstance(tensor, Tensor):
+        raise UserError(f"{where} is a {type(batch).__name__}: must be a tensor or an array [B, d] or [B, L, d]")
+    if tensor.ndim < 2 or not tensor.is_floating_point():
+        raise UserError(
+            f"{where} is {tensor.dtype} of shape {tuple(tensor.shape)}: must be floating point, [B, d] or [B, L, d]"
+        )
+    if width is not None and tensor.shape[-1] != width:
+        raise UserError(f"{where} has width {tensor.shape[-1]}: the activations before it have width {width}")
+    tensor = tensor.reshape(-1, tensor.shape[-1])
+    if not torch.isfinite(tensor).all():
+        row = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
+        raise UserError(f"{where} holds NaN or infinity (first in row {row}): activations must be finite")
+    return tensor
+
+
+class ArrayStream:
+    """All activations at hand, [N, d] or [N, L, d]: shuffled anew for each pass."""
+
+    def __init__(self, activations: Tensor | np.ndarray, batch_size: int, heldout_tokens: int, seed: int):
+        if activations.ndim < 2 or activations.shape[-1] < 1:
+            raise UserError(f"activations have shape {tuple(activations.shape)}: must be [N, d] or [N, L, d]")
+        self.width = int(activations.shape[-1])
+        self.rows = activations.reshape(-1, self.width)
+        self.batch_size, self.seed = batch_size, seed
+        kept_out = min(heldout_tokens, len(self.rows) // 10)
+        order = self._permutation(len(self.rows), epoch=-1)
+        self.training = order[kept_out:]
+        self.batches = len(self.training) // batch_size
+        if self.batches == 0:
+            raise UserError(
+                f"activations hold {len(self.rows)} tokens, {kept_out} of them held out: too few for one batch of "
+                f"batch_size = {batch_size}"
+            )
+        self.heldout = self._take(order[:kept_out], "the held-out part of activations")
+        self._epoch, self._order = -1, self.training
+
+    def batch(self, index: int) -> Tensor:
+        epoch, position = divmod(index, self.batches)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self.training[self._permutation(len(self.training), epoch)]
+        rows = self._order[position * self.batch_size : (position + 1) * self.batch_size]
+        return self._take(rows, f"activations: batch {index}")
+
+    def _permutation(self, n: int, epoch: int) -> Tensor:
+        seeds = np.random.SeedSequence([self.seed % 2**63, epoch + 1]).generate_state(1, np.uint64)
+        return torch.randperm(n, generator=torch.Generator().manual_seed(int(seeds[0]) >> 1))
+
+    def _take(self, rows: Tensor, where: str) -> Tensor:
+        if isinstance(self.rows, Tensor):
+            return check_batch(self.rows[rows.to(self.rows.device)], self.width, where)
+        # A memory map is read from front to back, then put into the shuffled order.
+        ascending, inverse = rows.sort()
+        return check_batch(self.rows[ascending.numpy()], self.width, where)[inverse.argsort()]
+
+
+class EndlessStream:
+    """Fresh samples without end; batch number `index` is made on demand."""
+
+    def __init__(self, source: Endless, batch_size: int, heldout_tokens: int):
+        self.source, self.batch_size = source, batch_size
+        first = check_batch(source.batch(0, max(1, heldout_tokens), split="heldout"), None, "the held-out batch")
+        self.width = first.shape[1]
+        self.heldout = first
+
+    def batch(self, index: int) -> Tensor:
+        return check_batch(self.source.batch(index, self.batch_size), self.width, f"activations: batch {index}")
+
+
+class IterableStream:
+    """An iterable of [B, d] or [B, L, d] batches of any size, cut anew into batches of `batch_size`.
+
+    One that can be iterated again (a list, a data set) is read as often as needed; a generator once. To
+    go on after an interruption, the tokens that were used are read and dropped, so it must repeat itself.
+    """
+
+    def __init__(self, batches: Iterable[Any], batch_size: int, heldout_tokens: int):
+        self.source, self.batch_size = batches, batch_size
+        self.iterator: Iterator[Any] = iter(batches)
+        self.again = self.iterator is not iter(batches)
+        self.spare: list[Tensor] = []
+        self.read = self.position = 0
+        first = self._next()
+        if first is None:
+            raise UserError("activations: the stream is empty; it must give batches [B, d] or [B, L, d]")
+        self.width = first.shape[1]
+        self.spare.append(first)
+        held = self._take(heldout_tokens) if heldout_tokens else first[:0]
+        if held is None:
+            raise UserError(
+                f"activations: the stream ended within its first {heldout_tokens} tokens, which are held out; "
+                "give more of them, or lower heldout_tokens"
+            )
+        self.heldout, self.held = held, heldout_tokens
+
+    def batch(self, index: int) -> Tensor:
+        while self.position < index:
+            self._batch(index)
+        return self._batch(index)
+
+    def _batch(self, index: int) -> Tensor:
+        batch = self._take(self.batch_size)
+        if batch is None and self.again and self.position:
+            self.iterator, self.spare = iter(self.source), []
+            self._take(self.held)  # held out in every pass
+            batch = self._take(self.batch_size)
+        if batch is None:
+            raise UserError(
+                f"activations: the stream ended after {self.position} batches of {self.batch_size} tokens; "
+                f"batch {index} was wanted: give more activations or fewer steps"
+            )
+        self.position += 1
+        return batch
+
+    def _next(self) -> Tensor | None:
+        raw = next(self.iterator, None)
+        if raw is None:
+            return None
+        self.read += 1
+        width = getattr(self, "width", None)
+        return check_batch(raw, width, f"activations: item {self.read - 1} of the stream")
+
+    def _take(self, tokens: int) -> Tensor | None:
+        """The next `tokens` tokens [tokens, d], or none if the stream ends before."""
+        while sum(map(len, self.spare)) < tokens:
+            batch = self._next()
+            if batch is None:
+                return None
+            self.spare.append(batch)
+        everything = torch.cat(self.spare) if self.spare else torch.empty(0, self.width)
+        self.spare = [everything[tokens:]] if len(everything) > tokens else []
+        return everything[:tokens].clone()

@@ -1,0 +1,99 @@
+"""Files and folders that are written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sampled_sae.errors import UserError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals to write at `path` into one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"{path}: the disk is full; free some space there or choose another folder") from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+            raise UserError(f"{path}: cannot write there ({error.strerror}); choose another folder") from error
+        raise
+
+
+def make_folder(path: Path) -> Path:
+    """Create `path` (and its parents) and make sure that it can be written to."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        # root may pass an access check that a write then fails, so really write.
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` through a temporary name, so that no reader sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with writing(path):
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as JSON that every parser reads: NaN and infinity are refused, not written."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; a missing or damaged one gets a clear line."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}); was it cut short?") from None
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder beside `path`; on success it takes the place of `path` in one rename."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    try:
+        with writing(path):
+            yield temporary
+            for file in temporary.iterdir():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+            # mkdtemp makes private folders; results are meant to be shared.
+            temporary.chmod(0o755)
+            _replace_folder(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    old = path.with_name(f".{path.name}.{os.getpid()}.old")
+    if path.exists():
+        path.rename(old)
+    try:
+        new.rename(path)
+    except OSError:
+        if old.exists():
+            old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

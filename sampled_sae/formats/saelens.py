@@ -1,0 +1,114 @@
+"""Our folder on disk, which is a SAELens v6 SAE (architecture jumprelu) with our configuration beside it.
+
+cfg.json and sae_weights.safetensors are what SAELens reads; sampled_sae.json is ours.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from sampled_sae.config import sae_config_from_dict, to_dict
+from sampled_sae.errors import UserError
+from sampled_sae.files import new_folder, read_json
+from sampled_sae.sae import SAE
+
+SAELENS_VERSION = "6.0.0"
+"""The format's version; SAELens would read a folder that names none as one of its version 5."""
+
+
+def save(sae: SAE, folder: Path) -> Path:
+    """Write the folder whole or not at all; one that is there already is replaced."""
+    weights = {
+        "W_enc": sae.W_enc,
+        "W_dec": sae.W_dec,
+        "b_enc": sae.b_enc,
+        "b_dec": sae.b_dec,
+        "threshold": sae.threshold.expand(sae.m).to(sae.dtype),
+    }
+    with new_folder(folder) as temporary:
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        save_file(plain, temporary / "sae_weights.safetensors")
+        (temporary / "cfg.json").write_text(json.dumps(saelens_config(sae), indent=2, allow_nan=False) + "\n")
+        (temporary / "sampled_sae.json").write_text(json.dumps(own_config(sae), indent=2, allow_nan=False) + "\n")
+    return folder
+
+
+def saelens_config(sae: SAE) -> dict[str, Any]:
+    """cfg.json: what SAELens needs to know."""
+    known = {"model_name", "hook_name", "hook_head_index", "context_size", "prepend_bos", "dataset_path"}
+    metadata = dict.fromkeys(sorted(known)) | {k: v for k, v in sae.metadata.items() if k in known}
+    return {
+        "architecture": "jumprelu",
+        "d_in": sae.d,
+        "d_sae": sae.m,
+        "dtype": str(sae.dtype).removeprefix("torch."),
+        "device": "cpu",
+        "apply_b_dec_to_input": True,
+        "normalize_activations": "none",
+        "reshape_activations": "none",
+        "metadata": metadata | {"sae_lens_version": SAELENS_VERSION, "sae_lens_training_version": None},
+    }
+
+
+def own_config(sae: SAE) -> dict[str, Any]:
+    """sampled_sae.json: how the SAE was trained and both of its thresholds."""
+    ema = float(sae.threshold_ema)
+    return {
+        "config": None if sae.config is None else to_dict(sae.config),
+        "threshold_ema": ema if math.isfinite(ema) else None,
+        "metadata": sae.metadata,
+    }
+
+
+def load(folder: Path) -> SAE:
+    """Read a folder that `save` wrote, or a SAELens v6 jumprelu folder without our configuration."""
+    config = read_json(folder / "cfg.json")
+    for name, right in (
+        ("architecture", "jumprelu"),
+        ("apply_b_dec_to_input", True),
+        ("normalize_activations", "none"),
+    ):
+        if config.get(name) != right:
+            raise UserError(f"{folder / 'cfg.json'}: {name} = {config.get(name)!r}: only {right!r} can be loaded")
+    path = folder / "sae_weights.safetensors"
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: missing or damaged ({error})") from None
+    _check_shapes(path, weights, config["d_in"], config["d_sae"])
+    return _build(folder, config, weights)
+
+
+def _check_shapes(path: Path, weights: dict[str, torch.Tensor], d: int, m: int) -> None:
+    shapes = {"W_enc": (d, m), "W_dec": (m, d), "b_enc": (m,), "b_dec": (d,), "threshold": (m,)}
+    for name, shape in shapes.items():
+        found = tuple(weights[name].shape) if name in weights else None
+        if found != shape:
+            raise UserError(f"{path}: {name} has shape {found}: must be {shape}")
+
+
+def _build(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> SAE:
+    sae = SAE(config["d_in"], config["d_sae"], dtype=weights["W_dec"].dtype)
+    threshold = weights["threshold"].float()
+    with torch.no_grad():
+        sae.W_enc_rows.copy_(weights["W_enc"].T)
+        for name in ("b_enc", "W_dec", "b_dec"):
+            getattr(sae, name).copy_(weights[name])
+    # One number for all latents is ours; another trainer's SAE may have one for each.
+    sae.threshold = threshold[0].clone() if bool((threshold == threshold[0]).all()) else threshold
+    sae.metadata = {k: v for k, v in config.get("metadata", {}).items() if v is not None}
+    own_path = folder / "sampled_sae.json"
+    if own_path.exists():
+        own = read_json(own_path)
+        sae.config = None if own["config"] is None else sae_config_from_dict(own["config"])
+        sae.metadata = own["metadata"]
+        if own["threshold_ema"] is not None:
+            sae.threshold_ema.fill_(own["threshold_ema"])
+    return sae

@@ -1,0 +1,139 @@
+"""One SAE in training: its weights, its optimiser, its pool, its counters. It knows a batch, not the stream.
+
+What looks at the whole batch is a small reduction in one place each: the scores (`candidates`), the cut
+(`step.keep_largest`), the counters (`_count`), the threshold (`_average_threshold`) and the gradient's
+norm (`optimizer.clip_`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampled_sae.candidates import candidates
+from sampled_sae.codes import Codes
+from sampled_sae.config import SAEConfig
+from sampled_sae.initialise import geometric_median, start_parameters
+from sampled_sae.optimizer import Optimizer, learning_rate
+from sampled_sae.pool import churn
+from sampled_sae.sae import SAE
+from sampled_sae.scores import get_score
+from sampled_sae.step import Parameters, keep_largest, loss_and_gradients
+
+
+class Stats(NamedTuple):
+    """Measurements of one step; tensors stay on the device until somebody logs them."""
+
+    loss: Tensor
+    fve: Tensor
+    l0: float
+    threshold: Tensor
+    lr: float
+    dead: Tensor
+    churn: Tensor
+    ever_pooled: Tensor
+    gradient_norm: Tensor
+    auxk: Tensor
+
+
+class Learner:
+    """Trains one SAE, a batch at a time. Random numbers come from its own generator alone."""
+
+    def __init__(self, config: SAEConfig, d: int, steps: int, seed: int, device: torch.device, dtype: torch.dtype):
+        self.config = config
+        self.steps = steps
+        get_score(config.pool.score)  # an unknown name is better found now than at the first step
+        m = config.latents
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.weights = start_parameters(d, m, self.generator, dtype)
+        self.optimizer = Optimizer(self.weights, config.optimizer)
+        self.k_aux = config.auxk.k or max(1, d // 2)
+        self.tokens_since_fired = torch.zeros(m, dtype=torch.long, device=device)
+        self.threshold = torch.full((), torch.nan, dtype=torch.float32, device=device)
+        self.pool = torch.zeros(m, dtype=torch.bool, device=device)
+        self.ever_pooled = torch.zeros(m, dtype=torch.bool, device=device)
+
+    @torch.no_grad()
+    def step(self, x: Tensor, step: int) -> Stats:
+        """One optimiser step on x [B, d]; `step` counts from 0."""
+        if step == 0:
+            self.weights.b_dec.copy_(geometric_median(x))
+        found = candidates(x, self.weights, self.config, step, self.steps, self.generator, kept=self.pool)
+        pool_churn = self._remember(found.pool)
+        codes = keep_largest(found.z, self.config.k, found.group, self.config.latents, found.columns, self.config.cut)
+        self._average_threshold(codes, step)
+        dead = self._count(codes)
+        aux = self.config.auxk
+        dead_latents = dead.nonzero().squeeze(1) if aux.alpha > 0 else None
+        some_dead = dead_latents if dead_latents is not None and len(dead_latents) else None
+        outcome = loss_and_gradients(x, self.weights, codes, some_dead, aux.alpha, self.k_aux)
+        lr = learning_rate(self.config.optimizer, step, self.steps)
+        norm = self.optimizer.update(outcome.gradients, lr)
+        return Stats(
+            loss=outcome.loss,
+            fve=1 - outcome.error / outcome.variance,
+            l0=len(codes.value) / len(x),
+            threshold=self.threshold,
+            lr=lr,
+            dead=dead.float().mean(),
+            churn=pool_churn,
+            ever_pooled=self.ever_pooled.float().mean(),
+            gradient_norm=norm,
+            auxk=outcome.auxk,
+        )
+
+    def _remember(self, pool: Tensor) -> Tensor:
+        """Take note of the pool [m] of this step; returns its churn."""
+        changed = churn(pool, self.pool)
+        self.pool = pool
+        self.ever_pooled |= pool
+        return changed
+
+    def _average_threshold(self, codes: Codes, step: int) -> None:
+        config = self.config.threshold
+        if step <= min(config.start_step, self.steps // 2):
+            return
+        smallest = codes.value.min().float() if len(codes.value) else torch.zeros_like(self.threshold)
+        mixed = config.beta * self.threshold + (1 - config.beta) * smallest
+        self.threshold = torch.where(self.threshold.isnan(), smallest, mixed)
+
+    def _count(self, codes: Codes) -> Tensor:
+        """Update the tokens since each latent fired; returns who is dead [m]."""
+        self.tokens_since_fired += codes.tokens
+        self.tokens_since_fired[codes.latent] = 0
+        return self.tokens_since_fired >= self.config.auxk.dead_after
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on."""
+        named = {f"weights.{name}": value for name, value in self.weights._asdict().items()}
+        adam = {f"adam.{name}": value for name, value in self.optimizer.state().items()}
+        own = {name: getattr(self, name) for name in _COUNTERS}
+        return named | adam | own | {"generator": self.generator.get_state()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state`."""
+        for name, value in self.weights._asdict().items():
+            value.copy_(state[f"weights.{name}"])
+        self.optimizer.load_state(
+            {key.removeprefix("adam."): value for key, value in state.items() if key.startswith("adam.")}
+        )
+        for name in _COUNTERS:
+            setattr(self, name, state[name].to(self.weights.b_dec.device))
+        self.generator.set_state(state["generator"].cpu())
+
+    def sae(self) -> SAE:
+        """A copy of the SAE as it is now, in the units of the training input, threshold from the average."""
+        m, d = self.weights.W_dec.shape
+        sae = SAE(d, m, config=self.config, dtype=self.weights.W_dec.dtype).to(self.weights.W_dec.device)
+        with torch.no_grad():
+            targets = Parameters(sae.W_enc_rows, sae.b_enc, sae.W_dec, sae.b_dec)
+            for target, source in zip(targets, self.weights, strict=True):
+                target.copy_(source)
+            sae.threshold_ema.copy_(self.threshold)
+            sae.threshold.copy_(self.threshold.nan_to_num(0.0))
+        return sae
+
+
+_COUNTERS = ("tokens_since_fired", "threshold", "pool", "ever_pooled")

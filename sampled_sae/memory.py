@@ -1,0 +1,75 @@
+"""What a run will need, said before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from sampled_sae.config import Everything, SAEConfig
+from sampled_sae.errors import UserError
+from sampled_sae.scores import get_score
+
+
+def needed(configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.dtype) -> int:
+    """Bytes that training these SAEs side by side takes at its peak, from the shapes alone."""
+    # Kept for every SAE: weights and Adam's two moments.
+    kept = sum(3 * (2 * c.latents * d + c.latents + d) + 3 * c.latents for c in configs)
+    # Held for one SAE at a time: gradients with one working copy, activations, dead latents' copies.
+    return dtype.itemsize * (kept + max(_working(c, d, batch_size) for c in configs))
+
+
+def _working(config: SAEConfig, d: int, batch_size: int) -> int:
+    m = config.latents
+    activations = 1.5 * m * batch_size  # values, and masks of one byte each
+    if not isinstance(config.pool.size, Everything):
+        activations += batch_size * config.pool.size.latents(config.k, m)
+        if get_score(config.pool.score).needs_activations:
+            activations += batch_size * m  # a score's working copy
+    auxk = (2 * m * d + 3 * m * batch_size) if config.auxk.alpha > 0 else 0
+    kept = 6 * config.k * batch_size
+    return int(3 * m * d + max(activations + kept, auxk) + 6 * batch_size * d)
+
+
+def available(device: torch.device) -> int | None:
+    """Free bytes on the device; none where it cannot be known."""
+    if device.type == "cuda":
+        # What torch holds but does not use is free to us as well.
+        spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + spare
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    return min(free, _cgroup_free() or free)
+
+
+def _cgroup_free() -> int | None:
+    """Bytes left under a container's limit, if there is one."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+        return None if limit == "max" else max(0, int(limit) - used)
+    except (OSError, ValueError):
+        return None
+
+
+def check(configs: Sequence[SAEConfig], d: int, batch_size: int, device: torch.device, dtype: torch.dtype) -> str:
+    """One line that says what will be needed; refuses when it is not there."""
+    need, free = needed(configs, d, batch_size, dtype), available(device)
+    line = f"memory: about {_readable(need)} on {device}"
+    if free is None:
+        return line
+    if need > free:
+        raise UserError(
+            f"{line} needed for {len(configs)} SAEs at batch_size = {batch_size}, but only {_readable(free)} are "
+            "free: lower batch_size or latents, or train fewer SAEs at once"
+        )
+    return f"{line}, {_readable(free)} free"
+
+
+def _readable(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

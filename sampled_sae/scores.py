@@ -1,0 +1,159 @@
+"""Scores: activations Z of a batch -> one number a latent. The pool takes the latents with the largest.
+
+A score is a function of `Z [..., tokens, m]` (post-ReLU, so never negative) that reduces the tokens'
+axis, `dim=-2`, and returns `[..., m]`. Leading axes are independent groups of tokens. To add one:
+
+    @register_score("variance")
+    def variance(Z):
+        return Z.var(dim=-2)
+
+A score may take a second argument `generator` to draw random numbers from the run's own generator.
+"""
+
+from __future__ import annotations
+
+import inspect
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampled_sae.errors import UserError
+
+RIDGE = 0.01
+"""The paper's lambda."""
+
+
+class Score(NamedTuple):
+    """A registered score: `function`, and whether it looks at the activations at all."""
+
+    name: str
+    function: Callable[..., Tensor]
+    needs_activations: bool
+    takes_generator: bool
+
+    def __call__(self, Z: Tensor, generator: torch.Generator) -> Tensor:
+        """Z [..., tokens, m] -> q [..., m]."""
+        with torch.no_grad():
+            q = self.function(Z, generator=generator) if self.takes_generator else self.function(Z)
+        expected = (*Z.shape[:-2], Z.shape[-1])
+        if q.shape != expected:
+            raise UserError(
+                f"score {self.name!r} returned shape {tuple(q.shape)} for Z {tuple(Z.shape)}: it must reduce "
+                f"the tokens' axis, dim=-2, and return {expected}"
+            )
+        if torch.isnan(q).any():
+            raise UserError(f"score {self.name!r} returned NaN: it must give one number for each latent")
+        return q
+
+
+SCORES: dict[str, Score] = {}
+
+
+def register_score(
+    name: str, *, needs_activations: bool = True
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Make a function available as a score by `name`, in configurations and on the command line.
+
+    With `needs_activations=False` it is handed a Z of the right shape without content, and only the
+    pool that it draws is encoded.
+    """
+
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        takes_generator = "generator" in inspect.signature(function).parameters
+        SCORES[name] = Score(name, function, needs_activations, takes_generator)
+        return function
+
+    return register
+
+
+def get_score(name: str) -> Score:
+    """The score of that name."""
+    if name not in SCORES:
+        raise UserError(f"score = {name!r}: unknown; the scores are {', '.join(SCORES)}")
+    return SCORES[name]
+
+
+def load_scores(script: Path) -> None:
+    """Run a user's Python file so that the scores in it become known by name."""
+    if not script.is_file():
+        raise UserError(f"scores from {str(script)!r}: no such Python file")
+    runpy.run_path(str(script))
+
+
+@register_score("l2")
+def l2(Z: Tensor) -> Tensor:
+    """Column norm. Energy counts, so 100 on 5% of the tokens beats 10 on half of them."""
+    return torch.linalg.vector_norm(Z, dim=-2)
+
+
+@register_score("squared_l2")
+def squared_l2(Z: Tensor) -> Tensor:
+    """Squared column norm plus the ridge: the order of `l2`, so the same top pool; another when sampled."""
+    return torch.linalg.vector_norm(Z, dim=-2).square() + RIDGE
+
+
+@register_score("entropy")
+def entropy(Z: Tensor) -> Tensor:
+    """Entropy of a latent's activation over the tokens, by the paper's formula: most spread first."""
+    total = Z.sum(dim=-2)
+    safe = total.clamp_min(torch.finfo(Z.dtype).tiny)
+    # -sum (z/S) log (z/S) = log S - sum (z log z) / S; a silent latent gets 0.
+    value = safe.log() - torch.xlogy(Z, Z).sum(dim=-2) / safe
+    return torch.where(total > 0, value.clamp_min(0), 0)
+
+
+@register_score("low_entropy")
+def low_entropy(Z: Tensor) -> Tensor:
+    """What the paper's prose asks for: most selective first; latents that did not fire come last of all."""
+    spread = torch.tensor(float(Z.shape[-2]), dtype=Z.dtype, device=Z.device).log()
+    return torch.where(Z.sum(dim=-2) > 0, (spread - entropy(Z)).clamp_min(0), -torch.inf)
+
+
+@register_score("uniform", needs_activations=False)
+def uniform(Z: Tensor, generator: torch.Generator) -> Tensor:
+    """A fresh random number for each latent: the pool is a random subset."""
+    return torch.rand((*Z.shape[:-2], Z.shape[-1]), generator=generator, device=Z.device)
+
+
+@register_score("prefix", needs_activations=False)
+def prefix(Z: Tensor) -> Tensor:
+    """A constant: ties go to the lowest index, so the pool is always the first P latents (the paper's Uniform)."""
+    return torch.ones((*Z.shape[:-2], Z.shape[-1]), device=Z.device)
+
+
+@register_score("l1")
+def l1(Z: Tensor) -> Tensor:
+    """Sum of the activations: consistent firing counts as much as strength."""
+    return Z.sum(dim=-2)
+
+
+@register_score("frequency")
+def frequency(Z: Tensor) -> Tensor:
+    """Share of the tokens on which a latent is positive."""
+    return (Z > 0).to(Z.dtype).mean(dim=-2)
+
+
+@register_score("participation")
+def participation(Z: Tensor) -> Tensor:
+    """Participation ratio (sum z)^2 / sum z^2: the effective number of tokens, whatever the strength."""
+    energy = Z.square().sum(dim=-2)
+    return torch.where(energy > 0, Z.sum(dim=-2).square() / energy, 0)
+
+
+@register_score("leverage")
+def leverage(Z: Tensor) -> Tensor:
+    """Ridge leverage z_j' (Z Z' + lambda I)^-1 z_j, lambda = .01 of the mean eigenvalue of Z Z'.
+
+    Costs B^2 m operations and a Cholesky factor of B x B: for small batches, groups or GPUs.
+    """
+    tokens = Z.shape[-2]
+    gram = Z @ Z.transpose(-1, -2)
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    ridge = (RIDGE * diagonal.mean(dim=-1)).clamp_min(torch.finfo(Z.dtype).tiny ** 0.5)
+    gram = gram + ridge[..., None, None] * torch.eye(tokens, dtype=Z.dtype, device=Z.device)
+    half = torch.linalg.solve_triangular(torch.linalg.cholesky(gram), Z, upper=False)
+    return half.square().sum(dim=-2)

@@ -1,0 +1,259 @@
+"""`train`: many SAEs, one pass over one stream of activations."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sampled_sae import checkpoint, memory
+from sampled_sae.calibrate import calibrated_threshold
+from sampled_sae.config import SAEConfig, TrainConfig, to_dict
+from sampled_sae.data.stream import Stream, open_stream
+from sampled_sae.errors import Interrupted, UserError
+from sampled_sae.files import make_folder, read_json, write_json
+from sampled_sae.learner import Learner, Stats
+from sampled_sae.presets import named
+from sampled_sae.progress import show
+from sampled_sae.provenance import git_commit, versions
+from sampled_sae.runlog import open_sinks
+from sampled_sae.sae import SAE
+
+
+def train(
+    activations: Any,
+    configs: Sequence[SAEConfig],
+    *,
+    steps: int,
+    batch_size: int = 4096,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    heldout: Any | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    normalize: bool = True,
+    heldout_tokens: int = 65_536,
+    log_every: int = 50,
+    checkpoint_every: int = 1000,
+    log_to: Iterable[str] = (),
+    progress: bool = True,
+) -> list[SAE]:
+    """Train one SAE for each configuration, all of them on the same batches, and return them in order.
+
+    `activations` is a tensor, a memory map or any iterable of [B, d] or [B, L, d] batches. With `out`
+    the run keeps a log and checkpoints there and saves each SAE in `out`/NAME; `resume=True` goes on
+    from the last checkpoint and ends with the same weights as if nothing had happened. `heldout` gives
+    tokens for calibration; otherwise some of the activations are set aside. Input units do not matter:
+    the returned SAEs take raw activations.
+    """
+    shared = TrainConfig(steps, batch_size, seed, normalize, heldout_tokens, log_every, checkpoint_every)
+    if not configs:
+        raise UserError("configs = []: must hold at least one SAEConfig")
+    full = named(list(configs), seed)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    folder = None if out is None else Path(out)
+    say: Callable[[str], None] = (lambda line: print(line, file=sys.stderr)) if progress else (lambda line: None)
+    run = Run(full, shared, place, dtype, folder, say)
+    finished = run.open_folder(resume)
+    if finished is not None:
+        say(f"{folder}: this run is finished; its SAEs are loaded")
+        return finished
+    stream = open_stream(activations, batch_size, heldout_tokens, seed, heldout)
+    say(memory.check(full, stream.width, batch_size, place, dtype))
+    run.begin(stream)
+    run.loop(stream, log_to, progress)
+    return run.finish(stream)
+
+
+class Run:
+    """A training run: its learners, its folder and how far it is."""
+
+    def __init__(
+        self,
+        configs: list[SAEConfig],
+        shared: TrainConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        out: Path | None,
+        say: Callable[[str], None],
+    ):
+        self.configs, self.shared = configs, shared
+        self.device, self.dtype = device, dtype
+        self.out, self.say = out, say
+        self.learners: list[Learner] = []
+        self.step = 0
+        self.saved_step = -1
+        self.scale = 1.0
+        self.restored: checkpoint.Checkpoint | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """What decides the outcome; a run can only be resumed under the same description."""
+        settings = to_dict(self.shared)
+        for free in ("log_every", "checkpoint_every"):  # may change between two parts of a run
+            settings.pop(free)
+        saes = [to_dict(config) for config in self.configs]
+        return {"train": settings, "dtype": str(self.dtype).removeprefix("torch."), "saes": saes}
+
+    def open_folder(self, resume: bool) -> list[SAE] | None:
+        """Prepare `out`; returns the SAEs if the run there is already finished."""
+        if self.out is None:
+            if resume:
+                raise UserError("resume = True: needs the folder of the run; set out")
+            return None
+        make_folder(self.out)
+        description, record = self.describe(), self.out / "run.json"
+        if record.exists():
+            if not resume:
+                raise UserError(f"out = {str(self.out)!r}: holds a run already; resume it or choose another folder")
+            difference = checkpoint.first_difference(read_json(record)["config"], description)
+            if difference:
+                raise UserError(f"{record}: the run there has another configuration: {difference}")
+            if all((self.out / str(c.name) / "cfg.json").exists() for c in self.configs):
+                checkpoint.remove_all(self._checkpoints())
+                return [SAE.load(self.out / str(c.name), self.device) for c in self.configs]
+            self.restored = checkpoint.load_latest(self._checkpoints(), description, self.say)
+        else:
+            content = {"config": description, "device": str(self.device), "versions": versions()}
+            write_json(record, content | {"git_commit": git_commit()})
+        return None
+
+    def begin(self, stream: Stream) -> None:
+        """Make the learners, or bring them back from the checkpoint."""
+        for config in self.configs:
+            assert config.seed is not None
+            self.learners.append(Learner(config, stream.width, self.shared.steps, config.seed, self.device, self.dtype))
+        if self.restored is not None:
+            self.step = self.saved_step = self.restored.step
+            self.scale = self.restored.extra["scale"]
+            width = self.restored.extra["width"]
+            if width != stream.width:
+                raise UserError(f"activations have width {stream.width}: the checkpoint's have width {width}")
+            for learner in self.learners:
+                learner.load_state(self.restored.states[str(learner.config.name)])
+            self.say(f"resumed at step {self.step}")
+        elif self.shared.normalize:
+            self.scale = input_scale(stream.heldout)
+
+    def loop(self, stream: Stream, log_to: Iterable[str], progress: bool) -> None:
+        """Train until the last step, or until the user interrupts."""
+        sinks = open_sinks(self.out, log_to, self.step)
+        bar = show(self.shared.steps, self.step, enabled=progress)
+        first, begun, fve = self.step, time.monotonic(), ""
+        try:
+            with stop_on_interrupt() as stopped:
+                while self.step < self.shared.steps:
+                    x = self._scaled(stream.batch(self.step))
+                    all_stats = [learner.step(x, self.step) for learner in self.learners]
+                    if self.step % self.shared.log_every == 0 or self.step == self.shared.steps - 1:
+                        speed = (self.step + 1 - first) * len(x) / (time.monotonic() - begun)
+                        lines = [self._line(p, s, speed) for p, s in zip(self.learners, all_stats, strict=True)]
+                        for sink in sinks:
+                            for line in lines:
+                                sink.write(line)
+                        fve = f"FVE {min(li['fve'] for li in lines):.3f} to {max(li['fve'] for li in lines):.3f}"
+                    self.step += 1
+                    bar.update(self.step, fve)
+                    if stopped():
+                        raise self._interrupted()
+                    if self.step % self.shared.checkpoint_every == 0 and self.step < self.shared.steps:
+                        self.save_checkpoint()
+        finally:
+            bar.close()
+            for sink in sinks:
+                sink.close()
+
+    def _line(self, learner: Learner, stats: Stats, speed: float) -> dict[str, Any]:
+        numbers = {name: float(value) for name, value in stats._asdict().items()}
+        if not torch.isfinite(torch.tensor([numbers["loss"]])).item():
+            kept = f"; the last good checkpoint is of step {self.saved_step}" if self.saved_step >= 0 else ""
+            raise UserError(
+                f"{learner.config.name}: the loss became {numbers['loss']} at step {self.step}: training diverged, "
+                f"try a lower lr than {learner.config.optimizer.lr:g}{kept}"
+            )
+        return {"step": self.step, "sae": learner.config.name, **numbers, "tokens_per_second": speed}
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.device, self.dtype) / self.scale
+
+    def _interrupted(self) -> Interrupted:
+        if self.out is None:
+            return Interrupted(f"interrupted at step {self.step}; nothing is kept, because out was not set")
+        self.save_checkpoint()
+        return Interrupted(f"interrupted at step {self.step}; saved in {self.out}, go on with resume")
+
+    def _checkpoints(self) -> Path:
+        assert self.out is not None
+        return self.out / "checkpoints"
+
+    def save_checkpoint(self) -> None:
+        """Keep the run as it is now, if it has a folder."""
+        if self.out is None:
+            return
+        states = {str(learner.config.name): learner.state() for learner in self.learners}
+        extra = {"scale": self.scale, "width": len(self.learners[0].weights.b_dec)}
+        checkpoint.save(self._checkpoints(), checkpoint.Checkpoint(self.step, self.describe(), states, extra))
+        self.saved_step = self.step
+
+    def finish(self, stream: Stream) -> list[SAE]:
+        """Calibrate, fold the input's scale into the weights, save; the SAEs take raw activations."""
+        x = stream.heldout.to(self.device, self.dtype)
+        saes = []
+        for learner in self.learners:
+            sae = learner.sae().rescale_(self.scale)
+            if len(x):
+                sae.threshold.fill_(calibrated_threshold(sae, x, learner.config.k))
+            sae.metadata["training"] = self.describe()["train"] | {
+                "scale": self.scale,
+                "dead": float((learner.tokens_since_fired >= learner.config.auxk.dead_after).float().mean()),
+                "ever_pooled": float(learner.ever_pooled.float().mean()),
+                "heldout_tokens_used": len(x),
+                "versions": versions(),
+                "git_commit": git_commit(),
+            }
+            saes.append(sae)
+        if self.out is not None:
+            # Until all of them lie there, the run counts as unfinished and the checkpoint as needed.
+            self.save_checkpoint()
+            for sae, learner in zip(saes, self.learners, strict=True):
+                sae.save(self.out / str(learner.config.name))
+            checkpoint.remove_all(self._checkpoints())
+        return saes
+
+
+def input_scale(x: torch.Tensor) -> float:
+    """c = the root mean square norm of the tokens x [n, d]."""
+    if not len(x):
+        return 1.0
+    c = float(x.double().square().sum(dim=1).mean().sqrt())
+    if c == 0:
+        raise UserError("activations are all zero: there is nothing to train on")
+    return c
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C (or SIGTERM) lets the step in progress end; a second Ctrl-C stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
