@@ -27,10 +27,8 @@ def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096) -> floa
                 floor = max(floor, float(top.min()))
             values.append(top)
         everything = torch.cat(values)
-        if len(everything) <= wanted:
-            theta = 0.0
-        else:
-            theta = float(everything.topk(wanted + 1, sorted=False).values.min())
+        enough = len(everything) > wanted
+        theta = float(everything.topk(wanted + 1, sorted=False).values.min()) if enough else 0.0
         if theta >= floor or floor == 0.0:
             return theta
         spare *= 4

@@ -299,7 +299,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def sae_config_from_dict(plain: dict[str, Any]) -> SAEConfig:
     """The inverse of `to_dict` for an `SAEConfig`."""
-    return _build(SAEConfig, plain)  # type: ignore[no-any-return]
+    config: SAEConfig = _build(SAEConfig, plain)
+    return config
 
 
 def _build(cls: Any, plain: dict[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -60,7 +61,14 @@ def annealed(
     return SAEConfig(latents, k, pool=pool, **settings)
 
 
-PRESETS = {f.__name__: f for f in (batchtopk, topk, topk_then_batchtopk, sampled, released, annealed)}
+PRESETS: dict[str, Callable[..., SAEConfig]] = {
+    "batchtopk": batchtopk,
+    "topk": topk,
+    "topk_then_batchtopk": topk_then_batchtopk,
+    "sampled": sampled,
+    "released": released,
+    "annealed": annealed,
+}
 
 
 def label(config: SAEConfig) -> str:

@@ -1,0 +1,227 @@
+"""The command line: `sampled-sae train`, `sampled-sae synthetic`, `sampled-sae merge`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from sampled_sae import presets
+from sampled_sae.config import AuxKConfig, OptimizerConfig, SAEConfig, sae_config_from_dict
+from sampled_sae.errors import Interrupted, UserError
+from sampled_sae.files import read_json
+from sampled_sae.scores import SCORES, get_score, load_scores
+
+Method = Literal["batchtopk", "topk", "topk_then_batchtopk", "sampled", "released", "annealed"]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train SAEs on activations that lie in a file, all of them in one pass."""
+
+    activations: tyro.conf.Positional[Path]
+    """A .npy, .safetensors or .pt file with a tensor [N, d] or [N, L, d]."""
+    out: Path
+    """Folder for the SAEs, the log and the checkpoints."""
+    steps: int
+    """Optimiser steps."""
+    latents: int = 16_384
+    """Latents m."""
+    k: int = 32
+    """Mean active latents a token."""
+    methods: tuple[Method, ...] = ("batchtopk",)
+    """Members of the family to train."""
+    scores: tuple[str, ...] = ("l2",)
+    """Scores for the methods that have a pool."""
+    l: tuple[float, ...] = (5.0,)  # noqa: E741
+    """Pool multipliers for the method 'sampled'."""
+    fraction: float = 0.5
+    """Share of the latents in the pool at the start, for 'released' and 'annealed'."""
+    at: float = 0.7
+    """Share of the steps after which 'released', 'annealed' and 'topk_then_batchtopk' change over."""
+    pick: Literal["top", "sample"] = "top"
+    """How 'sampled' picks its pool from the scores."""
+    seeds: tuple[int, ...] = (0,)
+    """Every SAE is trained once for each seed."""
+    configs: Path | None = None
+    """A JSON file with a list of SAE configurations, instead of the settings above."""
+    lr: float = 3e-4
+    """Peak learning rate."""
+    dead_after: int = 10_000_000
+    """Tokens without firing after which a latent counts as dead."""
+    batch_size: int = 4096
+    """Tokens a step."""
+    normalize: bool = True
+    """Scale the input to unit root mean square norm while training."""
+    checkpoint_every: int = 1000
+    """Steps between two checkpoints."""
+    log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where else the log goes."""
+    resume: bool = False
+    """Go on from the last checkpoint in `out`."""
+    device: str | None = None
+    """cpu, cuda, cuda:1 and so on; the GPU if there is one by default."""
+    key: str | None = None
+    """Name of the tensor in a file that holds several."""
+    load_scores: tuple[Path, ...] = ()
+    """Python files that register scores of your own."""
+
+    def run(self) -> None:
+        from sampled_sae.data.files import load_activations
+        from sampled_sae.trainer import train
+
+        for script in self.load_scores:
+            load_scores(script)
+        configs = self._configs()
+        saes = train(
+            load_activations(self.activations, self.key),
+            configs,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            seed=self.seeds[0],
+            out=self.out,
+            resume=self.resume,
+            device=self.device,
+            normalize=self.normalize,
+            checkpoint_every=self.checkpoint_every,
+            log_to=self.log_to,
+        )
+        for sae in saes:
+            assert sae.config is not None
+            print(self.out / str(sae.config.name))
+
+    def _configs(self) -> list[SAEConfig]:
+        if self.configs is not None:
+            plain = read_json(self.configs)
+            if not isinstance(plain, list):
+                raise UserError(f"{self.configs}: must hold a list of SAE configurations")
+            return [sae_config_from_dict(item) for item in plain]
+        if not self.seeds or not self.methods:
+            raise UserError("methods and seeds: each must name at least one")
+        shared: dict[str, Any] = {
+            "optimizer": OptimizerConfig(lr=self.lr),
+            "auxk": AuxKConfig(dead_after=self.dead_after),
+        }
+        made: list[SAEConfig] = []
+        for method in self.methods:
+            made += self._of_method(method, shared)
+        return [replace(config, seed=seed) for config in made for seed in self.seeds]
+
+    def _of_method(self, method: str, shared: dict[str, Any]) -> list[SAEConfig]:
+        size: dict[str, Any] = {"latents": self.latents, "k": self.k, **shared}
+        if method in ("batchtopk", "topk"):
+            return [presets.PRESETS[method](**size)]
+        if method == "topk_then_batchtopk":
+            return [presets.topk_then_batchtopk(until=self.at, **size)]
+        for score in self.scores:
+            get_score(score)
+        if method == "sampled":
+            return [
+                presets.sampled(score=score, l=l, pick=self.pick, **size)
+                for score in self.scores
+                for l in self.l  # noqa: E741
+            ]
+        when = {"at" if method == "released" else "until": self.at}
+        return [presets.PRESETS[method](score=score, fraction=self.fraction, **when, **size) for score in self.scores]
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """The paper's synthetic experiment: known features, a grid of SAEs, a table and a page."""
+
+    out: Path
+    """Folder for the results, the page, the SAEs, the log and the checkpoints."""
+    preset: Literal["demo", "paper", "paper-table"] = "demo"
+    """demo: minutes on a laptop; paper: the paper's words; paper-table: fresh samples, three seeds, for a GPU."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds, instead of the preset's."""
+    scores: tuple[str, ...] | None = None
+    """Scores of the constant pools, instead of the preset's."""
+    multipliers: tuple[float, ...] | None = None
+    """Pool multipliers l, instead of the preset's."""
+    steps: int | None = None
+    """Optimiser steps, instead of the preset's."""
+    resume: bool = False
+    """Go on from the last checkpoint in `out`."""
+    device: str | None = None
+    """cpu, cuda and so on; the GPU if there is one by default."""
+    load_scores: tuple[Path, ...] = ()
+    """Python files that register scores of your own."""
+
+    def run(self) -> None:
+        from sampled_sae.experiments.synthetic import EXPERIMENTS, run
+
+        for script in self.load_scores:
+            load_scores(script)
+        chosen = {
+            name: getattr(self, name)
+            for name in ("seeds", "scores", "multipliers", "steps")
+            if getattr(self, name) is not None
+        }
+        for score in chosen.get("scores", ()):
+            get_score(score)
+        experiment = replace(EXPERIMENTS[self.preset], **chosen)
+        results = run(self.preset, experiment, self.out, resume=self.resume, device=self.device)
+        show_results(results, self.out)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Put the results of several runs of the synthetic experiment (other seeds, other machines) together."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders with a results.json each."""
+    out: Path
+    """Folder for the merged results and their page."""
+
+    def run(self) -> None:
+        from sampled_sae.experiments.synthetic import merge
+
+        show_results(merge(self.folders, self.out), self.out)
+
+
+def show_results(results: dict[str, Any], out: Path) -> None:
+    """The table in the terminal and the path of the page."""
+    from sampled_sae.report.synthetic_page import write_page
+    from sampled_sae.report.terminal import print_results
+
+    page = write_page(out)
+    print_results(results)
+    print(f"\nPictures and all settings: {page}")
+
+
+Command = Annotated[
+    Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Synthetic, tyro.conf.subcommand("synthetic")]
+    | Annotated[Merge, tyro.conf.subcommand("merge")],
+    tyro.conf.OmitArgPrefixes,
+]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. A user's error is one line and exit code 2; an interruption is 130."""
+    description = f"Sparse autoencoders with candidate pools. Scores: {', '.join(SCORES)}."
+    command = tyro.cli(Command, prog="sampled-sae", description=description, args=arguments)
+    try:
+        command.run()
+    except Interrupted as stop:
+        print(f"stopped: {stop}", file=sys.stderr)
+        sys.exit(130)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name not in ("scipy", "plotly"):
+            raise
+        print(f"error: {error.name} is missing; pip install 'sampled-sae[experiments]'", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

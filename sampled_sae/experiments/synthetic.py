@@ -1,0 +1,196 @@
+"""The paper's synthetic experiment: train a grid of SAEs on data with known features and measure each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sampled_sae.config import AuxKConfig, OptimizerConfig, to_dict
+from sampled_sae.data.synthetic import BUCKETS, PRESETS, SyntheticConfig, SyntheticData
+from sampled_sae.errors import UserError
+from sampled_sae.evals.reconstruction import as_trained, by_threshold
+from sampled_sae.evals.recovery import activation_fidelity, bucket_recovery, match
+from sampled_sae.experiments.synthetic_grid import Cell, grid
+from sampled_sae.files import read_json, write_json
+from sampled_sae.provenance import git_commit, versions
+from sampled_sae.sae import SAE
+from sampled_sae.trainer import train
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Data, sizes and training of one run of the experiment."""
+
+    data: SyntheticConfig
+    """What the samples are made of."""
+    latents: int
+    """Latents m of every SAE."""
+    k: int
+    """Mean active latents a sample, K."""
+    steps: int
+    """Optimiser steps."""
+    batch_size: int
+    """Samples a step."""
+    samples: int | None = None
+    """Size of a fixed training set; none means fresh samples without end."""
+    seeds: tuple[int, ...] = (0,)
+    """Each SAE is trained once for each seed, all on the same samples."""
+    scores: tuple[str, ...] = ("l2", "squared_l2", "entropy", "uniform")
+    """Scores of the constant pools."""
+    multipliers: tuple[float, ...] = (1, 5, 20, 40)
+    """Their pool multipliers l."""
+    heldout: int = 65_536
+    """Fresh samples on which every SAE is measured."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """Adam and the learning rate."""
+    auxk: AuxKConfig = field(default_factory=AuxKConfig)
+    """Revival of dead latents."""
+    extended: bool = False
+    """Also higher learning rates and more members of the family."""
+
+
+_L0_61 = PRESETS["l0-61"]
+
+EXPERIMENTS: dict[str, Experiment] = {
+    # Small enough for two cores in a few minutes: 512 features would not fit into the widths below.
+    "demo": Experiment(
+        data=replace(_L0_61, d=64, features=256),
+        latents=1024,
+        k=16,
+        steps=1500,
+        batch_size=1024,
+        multipliers=(1, 4, 16, 32),
+        heldout=16_384,
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=100),
+        auxk=AuxKConfig(dead_after=500_000),
+    ),
+    # The paper's words: a fixed set of 10,000 samples and the real experiment's training table.
+    "paper": Experiment(
+        data=replace(_L0_61, buckets="random"),
+        latents=65_536,
+        k=60,
+        steps=50_000,
+        batch_size=4096,
+        samples=10_000,
+        multipliers=(1, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70, 100),
+    ),
+    # The size at which the question can be answered: fresh samples, three seeds.
+    "paper-table": Experiment(
+        data=_L0_61,
+        latents=4096,
+        k=60,
+        steps=5000,
+        batch_size=4096,
+        seeds=(0, 1, 2),
+        extended=True,
+    ),
+}
+
+
+def run(
+    preset: str, experiment: Experiment, out: Path, *, resume: bool = False, device: str | None = None
+) -> dict[str, Any]:
+    """Train the whole grid, measure every SAE, write and return `out`/results.json."""
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    data = SyntheticData(experiment.data, device=place)
+    cells = grid(experiment)
+    configs = [
+        replace(cell.config, seed=seed, name=f"{cell.name}-s{seed}") for cell in cells for seed in experiment.seeds
+    ]
+    began = time.monotonic()
+    saes = train(
+        data if experiment.samples is None else data.fixed(experiment.samples),
+        configs,
+        steps=experiment.steps,
+        batch_size=experiment.batch_size,
+        seed=experiment.seeds[0],
+        out=out,
+        resume=resume,
+        device=place,
+        heldout=data.batch(0, experiment.heldout, split="heldout"),
+        log_every=max(1, experiment.steps // 100),
+        checkpoint_every=max(1, experiment.steps // 5),
+    )
+    seconds = (time.monotonic() - began) / len(saes)
+    measure = Measurement(data, experiment)
+    labels = [cell for cell in cells for _ in experiment.seeds]
+    results = {
+        "preset": preset,
+        "data": {"config": to_dict(experiment.data), **data.statistics()},
+        "train": {"steps": experiment.steps, "batch_size": experiment.batch_size, "samples": experiment.samples},
+        "seed": experiment.seeds[0],
+        "device": place,
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "saes": [
+            describe(cell, sae) | measure(sae) | {"seconds": seconds} for cell, sae in zip(labels, saes, strict=True)
+        ],
+    }
+    write_json(out / "results.json", results)
+    return results
+
+
+def describe(cell: Cell, sae: SAE) -> dict[str, Any]:
+    """Who this SAE is, for tables and pictures."""
+    assert sae.config is not None
+    return {
+        "name": sae.config.name,
+        "label": cell.label,
+        "group": cell.group,
+        "l": cell.l,
+        "seed": sae.config.seed,
+        "config": to_dict(sae.config),
+    }
+
+
+class Measurement:
+    """Measures SAEs against the features that the data is really made of."""
+
+    def __init__(self, data: SyntheticData, experiment: Experiment):
+        self.data, self.batch_size = data, experiment.batch_size
+        n = min(experiment.heldout, experiment.samples or experiment.heldout)
+        self.train = data.batch(0, n) if experiment.samples is None else data.fixed(experiment.samples)
+        # Not the samples that the threshold was calibrated on: those are batch 0.
+        self.heldout = data.batch(1, experiment.heldout, split="heldout")
+
+    def __call__(self, sae: SAE) -> dict[str, Any]:
+        """All numbers of one SAE, JSON-ready."""
+        trained = as_trained(sae, self.heldout, self.batch_size)
+        inference = by_threshold(sae, self.heldout)
+        average = None if sae.threshold_ema.isnan() else by_threshold(sae, self.heldout, sae.threshold_ema)
+        matching = match(sae.W_dec.detach(), self.data.dictionary)
+        fidelity = activation_fidelity(inference.frequency, self.data.p, matching)
+        return {
+            "fve_train": as_trained(sae, self.train, self.batch_size).fve,
+            "fve_heldout": trained.fve,
+            "fve_heldout_threshold": inference.fve,
+            "l0_threshold": inference.l0,
+            "fve_heldout_ema": average and average.fve,
+            "l0_ema": average and average.l0,
+            "dead": float((trained.frequency == 0).double().mean()),
+            "ever_pooled": sae.metadata["training"]["ever_pooled"],
+            "recovery": bucket_recovery(matching.similarity, self.data.bucket, BUCKETS),
+            "fidelity": fidelity,
+        }
+
+
+def merge(folders: Sequence[Path], out: Path) -> dict[str, Any]:
+    """Put the results of several runs (other seeds, other machines) of one experiment together into `out`."""
+    parts = [read_json(folder / "results.json") for folder in folders]
+    merged = parts[0] | {"saes": [sae for part in parts for sae in part["saes"]]}
+    for folder, part in zip(folders, parts, strict=True):
+        for key in ("data", "train"):
+            if part[key] != merged[key]:
+                raise UserError(f"{folder / 'results.json'}: {key} differs from {folders[0]}: not the same experiment")
+    names = [sae["name"] for sae in merged["saes"]]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{out}: {name} is in more than one of the runs")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "results.json", merged)
+    return merged
