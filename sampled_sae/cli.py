@@ -36,7 +36,7 @@ class Train:
     """Members of the family to train."""
     scores: tuple[str, ...] = ("l2",)
     """Scores for the methods that have a pool."""
-    l: tuple[float, ...] = (5.0,)  # noqa: E741
+    l: tuple[float, ...] = (5.0,)
     """Pool multipliers for the method 'sampled'."""
     fraction: float = 0.5
     """Share of the latents in the pool at the start, for 'released' and 'annealed'."""
@@ -119,11 +119,7 @@ class Train:
         for score in self.scores:
             get_score(score)
         if method == "sampled":
-            return [
-                presets.sampled(score=score, l=l, pick=self.pick, **size)
-                for score in self.scores
-                for l in self.l  # noqa: E741
-            ]
+            return [presets.sampled(score=score, l=l, pick=self.pick, **size) for score in self.scores for l in self.l]
         when = {"at" if method == "released" else "until": self.at}
         return [presets.PRESETS[method](score=score, fraction=self.fraction, **when, **size) for score in self.scores]
 

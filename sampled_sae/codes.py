@@ -81,3 +81,11 @@ def sum_by_latent(groups: ByLatent, weight: Tensor, rows: Tensor) -> Tensor:
     return F.embedding_bag(
         groups.token, rows, groups.start, mode="sum", per_sample_weights=weight[groups.order].to(rows.dtype)
     )
+
+
+def total_by_latent(groups: ByLatent, weight: Tensor) -> Tensor:
+    """weight [n] -> [m]: for each latent the sum of its weights."""
+    # Differences of a running sum, in double precision so that nothing is lost to cancellation.
+    running = F.pad(weight[groups.order].cumsum(0, dtype=torch.float64), (1, 0))
+    end = torch.cat([groups.start[1:], groups.start.new_tensor([len(weight)])])
+    return (running[end] - running[groups.start]).to(weight.dtype)

@@ -23,7 +23,7 @@ def require(condition: bool, name: str, value: object, right: str) -> None:
 class Multiplier:
     """A pool of floor(K * l) latents, as in the paper."""
 
-    l: float  # noqa: E741 (the paper's letter)
+    l: float
     """The pool multiplier; l >= m/K is BatchTopK."""
 
     def __post_init__(self) -> None:

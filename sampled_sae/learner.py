@@ -50,46 +50,46 @@ class Learner:
         self.weights = start_parameters(d, m, self.generator, dtype)
         self.optimizer = Optimizer(self.weights, config.optimizer)
         self.k_aux = config.auxk.k or max(1, d // 2)
+        self.tokens_seen = 0
         self.tokens_since_fired = torch.zeros(m, dtype=torch.long, device=device)
         self.threshold = torch.full((), torch.nan, dtype=torch.float32, device=device)
         self.pool = torch.zeros(m, dtype=torch.bool, device=device)
         self.ever_pooled = torch.zeros(m, dtype=torch.bool, device=device)
 
     @torch.no_grad()
-    def step(self, x: Tensor, step: int) -> Stats:
-        """One optimiser step on x [B, d]; `step` counts from 0."""
+    def step(self, x: Tensor, step: int, measure: bool = True) -> Stats | None:
+        """One optimiser step on x [B, d]; `step` counts from 0. Measurements cost a little: only on request."""
+        config = self.config
         if step == 0:
             self.weights.b_dec.copy_(geometric_median(x))
-        found = candidates(x, self.weights, self.config, step, self.steps, self.generator, kept=self.pool)
-        pool_churn = self._remember(found.pool)
-        codes = keep_largest(found.z, self.config.k, found.group, self.config.latents, found.columns, self.config.cut)
+        found = candidates(x, self.weights, config, step, self.steps, self.generator, kept=self.pool)
+        pool_churn = churn(found.pool, self.pool) if measure else None
+        self.pool = found.pool
+        self.ever_pooled |= found.pool
+        codes = keep_largest(found.z, config.k, found.group, config.latents, found.columns, config.cut)
         self._average_threshold(codes, step)
         dead = self._count(codes)
-        aux = self.config.auxk
-        dead_latents = dead.nonzero().squeeze(1) if aux.alpha > 0 else None
-        some_dead = dead_latents if dead_latents is not None and len(dead_latents) else None
-        outcome = loss_and_gradients(x, self.weights, codes, some_dead, aux.alpha, self.k_aux)
-        lr = learning_rate(self.config.optimizer, step, self.steps)
+        outcome = loss_and_gradients(x, self.weights, codes, dead, config.auxk.alpha, self.k_aux)
+        lr = learning_rate(config.optimizer, step, self.steps)
         norm = self.optimizer.update(outcome.gradients, lr)
+        if pool_churn is None:
+            return None
         return Stats(
             loss=outcome.loss,
-            fve=1 - outcome.error / outcome.variance,
+            fve=1 - outcome.error / (x - x.mean(0)).square().sum(),
             l0=len(codes.value) / len(x),
             threshold=self.threshold,
             lr=lr,
-            dead=dead.float().mean(),
+            dead=self.dead().float().mean(),
             churn=pool_churn,
             ever_pooled=self.ever_pooled.float().mean(),
             gradient_norm=norm,
             auxk=outcome.auxk,
         )
 
-    def _remember(self, pool: Tensor) -> Tensor:
-        """Take note of the pool [m] of this step; returns its churn."""
-        changed = churn(pool, self.pool)
-        self.pool = pool
-        self.ever_pooled |= pool
-        return changed
+    def dead(self) -> Tensor:
+        """[m] bool: who has not fired for `dead_after` tokens."""
+        return self.tokens_since_fired >= self.config.auxk.dead_after
 
     def _average_threshold(self, codes: Codes, step: int) -> None:
         config = self.config.threshold
@@ -99,18 +99,23 @@ class Learner:
         mixed = config.beta * self.threshold + (1 - config.beta) * smallest
         self.threshold = torch.where(self.threshold.isnan(), smallest, mixed)
 
-    def _count(self, codes: Codes) -> Tensor:
-        """Update the tokens since each latent fired; returns who is dead [m]."""
+    def _count(self, codes: Codes) -> Tensor | None:
+        """Update the tokens since each latent fired; returns the dead latents [n_dead], none if there are none."""
         self.tokens_since_fired += codes.tokens
         self.tokens_since_fired[codes.latent] = 0
-        return self.tokens_since_fired >= self.config.auxk.dead_after
+        self.tokens_seen += codes.tokens
+        if self.config.auxk.alpha == 0 or self.tokens_seen < self.config.auxk.dead_after:
+            return None  # nobody can be dead yet, and looking would make the GPU wait
+        dead = self.dead().nonzero().squeeze(1)
+        return dead if len(dead) else None
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on."""
         named = {f"weights.{name}": value for name, value in self.weights._asdict().items()}
         adam = {f"adam.{name}": value for name, value in self.optimizer.state().items()}
         own = {name: getattr(self, name) for name in _COUNTERS}
-        return named | adam | own | {"generator": self.generator.get_state()}
+        seen = torch.tensor(self.tokens_seen)
+        return named | adam | own | {"generator": self.generator.get_state(), "tokens_seen": seen}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """The inverse of `state`."""
@@ -122,6 +127,7 @@ class Learner:
         for name in _COUNTERS:
             setattr(self, name, state[name].to(self.weights.b_dec.device))
         self.generator.set_state(state["generator"].cpu())
+        self.tokens_seen = int(state["tokens_seen"])
 
     def sae(self) -> SAE:
         """A copy of the SAE as it is now, in the units of the training input, threshold from the average."""

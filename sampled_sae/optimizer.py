@@ -29,10 +29,8 @@ def remove_parallel_(gradient: Tensor, W: Tensor) -> None:
 
 def clip_(gradients: Parameters, limit: float) -> Tensor:
     """Scale all gradients so that their common norm is at most `limit`; returns the norm before."""
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
-    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(factor)
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+    torch._foreach_mul_(list(gradients), (limit / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 

@@ -37,7 +37,7 @@ def sampled(
     latents: int,
     k: int,
     score: str = "l2",
-    l: float = 5,  # noqa: E741 (the paper's letter)
+    l: float = 5,
     pick: Literal["top", "sample"] = "top",
     **settings: Any,
 ) -> SAEConfig:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampled_sae.codes import Codes, by_latent, decode_with_pullback, sum_by_latent, value_gradient
+from sampled_sae.codes import Codes, by_latent, decode_with_pullback, sum_by_latent, total_by_latent, value_gradient
 from sampled_sae.select import largest_of_rows
 
 
@@ -32,8 +32,6 @@ class Outcome(NamedTuple):
     """Reconstruction plus alpha times AuxK."""
     error: Tensor
     """Sum of squared errors over the batch."""
-    variance: Tensor
-    """Sum of squared distances to the batch's mean."""
     auxk: Tensor
     """The auxiliary loss before its weight."""
 
@@ -72,7 +70,7 @@ def loss_and_gradients(
         groups = by_latent(codes)
         gradients = Parameters(
             W_enc=sum_by_latent(groups, on_value, x - weights.b_dec),
-            b_enc=sum_by_latent(groups, on_value, x.new_ones(tokens, 1)).squeeze(1),
+            b_enc=total_by_latent(groups, on_value),
             W_dec=sum_by_latent(groups, codes.value, out),
             b_dec=out.sum(0),
         )
@@ -81,8 +79,7 @@ def loss_and_gradients(
             auxk = add_auxk(gradients, x, weights, error, dead, alpha, k_aux)
         # b_dec is also subtracted before encoding; through there it feels every latent's bias gradient.
         gradients.b_dec.sub_(gradients.b_enc @ weights.W_enc)
-        variance = (x - x.mean(0)).square().sum()
-        return Outcome(gradients, energy / tokens + alpha * auxk, energy, variance, auxk)
+        return Outcome(gradients, energy / tokens + alpha * auxk, energy, auxk)
 
 
 def add_auxk(

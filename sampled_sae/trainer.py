@@ -151,10 +151,11 @@ class Run:
             with stop_on_interrupt() as stopped:
                 while self.step < self.shared.steps:
                     x = self._scaled(stream.batch(self.step))
-                    all_stats = [learner.step(x, self.step) for learner in self.learners]
-                    if self.step % self.shared.log_every == 0 or self.step == self.shared.steps - 1:
+                    logging = self.step % self.shared.log_every == 0 or self.step == self.shared.steps - 1
+                    all_stats = [learner.step(x, self.step, measure=logging) for learner in self.learners]
+                    if logging:
                         speed = (self.step + 1 - first) * len(x) / (time.monotonic() - begun)
-                        lines = [self._line(p, s, speed) for p, s in zip(self.learners, all_stats, strict=True)]
+                        lines = [self._line(p, s, speed) for p, s in zip(self.learners, all_stats, strict=True) if s]
                         for sink in sinks:
                             for line in lines:
                                 sink.write(line)
@@ -212,7 +213,7 @@ class Run:
                 sae.threshold.fill_(calibrated_threshold(sae, x, learner.config.k))
             sae.metadata["training"] = self.describe()["train"] | {
                 "scale": self.scale,
-                "dead": float((learner.tokens_since_fired >= learner.config.auxk.dead_after).float().mean()),
+                "dead": float(learner.dead().float().mean()),
                 "ever_pooled": float(learner.ever_pooled.float().mean()),
                 "heldout_tokens_used": len(x),
                 "versions": versions(),

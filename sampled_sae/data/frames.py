@@ -6,7 +6,7 @@ rows in d dimensions can go below `welch_bound(d, k)`.
 Three ways to build the rows; `low_coherence` picks one:
 - at most d rows: an orthonormal set, coherence 0;
 - d a power of 4: mutually unbiased real bases (a Kerdock set), coherence exactly 1 / sqrt(d), at once;
-- anything else: `descend`, a numerical search. It ends about 10 to 20% above the Welch bound (measured for k
+- anything else: `descend`, a numerical search. It ends about 10 to 25% above the Welch bound (measured for k
   up to 4 d; far more rows cannot come near that bound). For k below about 3.5 d it even beats the bases.
   They stay the default for powers of 4, because they are exact and fast, and differ between machines by
   rounding only. Call `descend` yourself to get the lower value.
@@ -120,14 +120,14 @@ def descend(d: int, k: int, seed: int = 0) -> Tensor:
     """k unit rows of width d whose coherence was lowered step by step from random rows; [k, d] float32.
 
     Each step lowers the sum of |cosine|^p over pairs; p grows from 4 to 200, so that the sum comes to mean
-    the largest. The number of steps follows the cost of one, to bound the time: a few seconds for
-    (256, 1024) on two cores. Rounding differs between machines and the search magnifies it, so the
-    rows are the same for a seed only on the same kind of machine.
+    the largest. The number of steps falls from 600 to 100 as one step gets dearer: a few seconds for
+    (256, 1024) and half a minute for (768, 3072) on two cores. Rounding differs between machines
+    and numbers of threads, and the search magnifies it: there, one seed can give different rows.
     """
     _check_sizes(d, k)
     generator = torch.Generator().manual_seed(seed)
     rows = normalize(torch.randn(k, d, generator=generator), dim=1)
-    steps = max(30, min(600, int(150 * 256 * 1024**2 / (d * k * k))))
+    steps = max(100, min(600, int(150 * 256 * 1024**2 / (d * k * k))))
     momentum, energy = torch.zeros_like(rows), 0.0
     largest, lowest, best = coherence(rows), math.inf, rows
     for step in range(steps):

@@ -156,9 +156,7 @@ class SyntheticData(Endless):
         signal_energy = noise_energy = 0.0
         for x, codes in self._fixed_chunks(n):
             size = codes.abs().double()
-            by_feature = torch.stack(
-                [(size > 0).sum(dim=0), size.sum(dim=0), size.square().sum(dim=0)], dim=1
-            )
+            by_feature = torch.stack([(size > 0).sum(dim=0), size.sum(dim=0), size.square().sum(dim=0)], dim=1)
             sums.index_add_(0, self.bucket, by_feature)
             signal = codes @ self.dictionary
             signal_energy += signal.square().sum().item()

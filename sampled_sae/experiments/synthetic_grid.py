@@ -21,7 +21,7 @@ class Cell:
     label: str
     """Name in tables."""
     config: SAEConfig
-    l: float | None = None  # noqa: E741
+    l: float | None = None
     """The multiplier, for constant scored pools."""
 
     @property
@@ -39,7 +39,7 @@ def grid(experiment: Experiment) -> list[Cell]:
         Cell("topk", "TopK then BatchTopK", presets.topk_then_batchtopk(m, k)),
     ]
     for score in experiment.scores:
-        for l in experiment.multipliers:  # noqa: E741
+        for l in experiment.multipliers:
             cells.append(Cell(score, f"{score} l={l:g}", presets.sampled(m, k, score, l), l))
     cells += [
         Cell("released", "uniform 50% released at 70%", presets.released(m, k, fraction=0.5)),

@@ -31,8 +31,8 @@ DARK = {
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 DASHES = ["solid", "9px,4px", "2px,3px", "9px,3px,2px,3px", "16px,4px", "16px,3px,2px,3px,2px,3px"]
 MAX_POINTS = 200  # of one curve: more cannot be told apart on a screen
-WORST_FVE = 0.0  # far lower values would squeeze all others into a corner
 LABEL_WIDTH = 20  # letters a line
+ROW_HEIGHT = 32  # room for a label of two lines
 
 
 class Style(NamedTuple):
@@ -59,8 +59,6 @@ OWN = [
     Style("#8c6d5a", "star", "★"),
     Style("#8a77d1", "triangle-left", "◀"),
 ]
-
-
 Styles = dict[str, Style]
 
 
@@ -81,14 +79,12 @@ def wrapped(text: str) -> str:
     return "<br>".join(map(plain, textwrap.wrap(text, LABEL_WIDTH, max_lines=2, placeholder="…")))
 
 
-def described(label: str, stat: Stat | None, digits: int = 3) -> str:
+def described(label: str, stat: Stat | None) -> str:
     """The hover text of a point: label, mean and, where seeds differ, their range."""
     if stat is None:
         return f"{plain(label)}: no value"
-    spread = ""
-    if stat.low < stat.high:
-        spread = f"<br>seeds {form(stat.low, digits)} to {form(stat.high, digits)}"
-    return f"<b>{plain(label)}</b><br>{form(stat.mean, digits)}{spread}"
+    spread = f"<br>seeds {form(stat.low, 3)} to {form(stat.high, 3)}" if stat.low < stat.high else ""
+    return f"<b>{plain(label)}</b><br>{form(stat.mean, 3)}{spread}"
 
 
 def _figure(height: int, x: dict[str, Any], y: dict[str, Any], margin: dict[str, int]) -> go.Figure:
@@ -132,14 +128,11 @@ def _label_axis(rows: list[Configuration]) -> dict[str, Any]:
     }
 
 
-def _row_height(rows: list[Configuration]) -> int:
-    return 32 if any(len(row.label) > LABEL_WIDTH for row in rows) else 25
-
-
 def fve_range(stats: Iterable[Stat | None]) -> list[float]:
-    """An axis that shows every FVE from WORST_FVE up to 1."""
-    lowest = min((stat.low for stat in stats if stat), default=0.0)
-    return [max(WORST_FVE, lowest) - 0.03, 1.0]
+    """An axis up to 1. It leaves out what lies far below zero, which would squeeze all else into a corner."""
+    known = [stat for stat in stats if stat]
+    lowest, best = min((s.low for s in known), default=0.0), max((s.high for s in known), default=0.0)
+    return [max(lowest, min(0.0, best - 1)) - 0.03, 1.0]
 
 
 def error_bars(stats: list[Stat | None], name: str) -> dict[str, Any]:
@@ -165,7 +158,7 @@ def fve_dots(rows: list[Configuration], look: Styles) -> go.Figure:
     table = [[row.stat(key) for row in rows] for _, key, *_ in FVE_KINDS]
     low, high = fve_range(stat for stats in table for stat in stats)
     x = {"range": [low - 0.02, high + 0.01], "title": {"text": "FVE"}, "fixedrange": True}
-    figure = _figure(60 + _row_height(rows) * len(rows), x, _label_axis(rows), {"r": 12})
+    figure = _figure(60 + ROW_HEIGHT * len(rows), x, _label_axis(rows), {"r": 12})
     spans: list[float | None] = []
     for trio in zip(*table, strict=True):
         means = [max(stat.mean, low) for stat in trio if stat]
@@ -207,14 +200,13 @@ def recovery_map(rows: list[Configuration], names: list[str]) -> go.Figure:
         "showgrid": False,
         "fixedrange": True,
     }
-    figure = _figure(50 + _row_height(rows) * len(rows), x, _label_axis(rows), {})
+    figure = _figure(50 + ROW_HEIGHT * len(rows), x, _label_axis(rows), {})
     return figure.add_heatmap(
         z=[[stat and stat.mean for stat in line] for line in stats],
         text=[[form(stat and stat.mean, 2) for stat in line] for line in stats],
         customdata=[[described(row.label, row.stat(key)) for key in keys] for row in rows],
         texttemplate="%{text}",
         hovertemplate="%{customdata}<extra></extra>",
-        hoverongaps=False,
         textfont={"color": INK},
         colorscale=[[i, color] for i, color in enumerate(SCALE)],
         zmin=0,
@@ -235,7 +227,8 @@ def fve_against_l(
     figure = _figure(320, x, {"range": limits, "fixedrange": True, "tickformat": ".2f"}, {"r": 16})
     if base and (level := base.mean(key)) is not None:
         figure.add_hline(level, line={"color": look[base.group].color, "width": 1.5, "dash": "dash"})
-    for group, style in look.items():
+    for group in dict.fromkeys(row.group for row in scored):
+        style = look[group]
         line = sorted((row for row in scored if row.group == group), key=lambda row: row.l or 0)
         stats = [row.stat(key) for row in line]
         figure.add_scatter(
@@ -266,9 +259,8 @@ def curves(rows: list[Configuration], look: Styles, log: Log, key: str) -> go.Fi
     y: dict[str, Any] = {"type": "log", "dtick": "D2", "tickformat": "~g"} if key == "loss" else {"rangemode": "tozero"}
     if key == "fve":
         y = {"range": fve_range(stat for _, points in lines for _, stat in points)}
-    figure = _figure(
-        280, {"title": {"text": "step"}, "nticks": 6, "tickformat": ",", "rangemode": "tozero"}, y, {"r": 12}
-    )
+    x = {"title": {"text": "step"}, "nticks": 6, "tickformat": ",", "rangemode": "tozero"}
+    figure = _figure(280, x, y, {"r": 12}).update_layout(dragmode="zoom")
     seen = dict.fromkeys(groups, 0)
     for row, points in lines:
         pattern, width = dash(seen[row.group])

@@ -159,7 +159,7 @@ def _colour(style: figures.Style | None) -> str:
 def _table(heads: list[str], lines: list[str], kind: str = "") -> str:
     head = "".join(f"<th scope='col'>{text}</th>" for text in heads)
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f"""<div class="scroll {kind}" tabindex="0"><table>
+    return f"""<div class="scroll {kind}" tabindex="0" role="region" aria-label="Table"><table>
 <thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"""
 
 
@@ -183,7 +183,7 @@ def _several(rows: list[Configuration], text: str) -> str:
 
 def _pictures(rows: list[Configuration], look: figures.Styles, results: dict[str, Any]) -> str:
     ranked = terminal.ranked(rows)
-    fve = "Best by threshold on top; an arrow to the left marks a value below zero."
+    fve = "Best by threshold on top; an arrow to the left marks a value below the axis."
     fve += _several(rows, " Dots are means over seeds; thin lines reach from the smallest to the largest.")
     recovery = "Share of each bucket, in the same order." + _several(rows, " Means over seeds.")
     kinds = _key((glyph, name, None) for name, *_, glyph in figures.FVE_KINDS)
@@ -218,7 +218,9 @@ def _training(rows: list[Configuration], look: figures.Styles, log: figures.Log,
     plots = "".join(
         _figure(f"curve-{key}", figures.curves(rows, look, log, key), title, caption) for key, title, caption in CURVES
     )
-    spread = _several(rows, " Lines are means over seeds; the band of a picked group reaches over all of them.")
+    spread = _several(
+        rows, " Lines are means over seeds; the bands of a picked group reach from the smallest to the largest."
+    )
     return f"""<p class="note">Pick a group to tell its lines apart.{spread} {escape(note)}</p>
 {_picker(rows, look)}<div class="pair">{plots}</div>"""
 

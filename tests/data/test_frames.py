@@ -66,9 +66,7 @@ def test_all_bases_are_mutually_unbiased(d: int) -> None:
         assert (across[i][:, others] - d**-0.5).abs().max() < ROUNDING
 
 
-@pytest.mark.parametrize(
-    ("d", "k"), [(16, 17), (64, 256), (64, 33 * 64), (256, 1024), (256, 2000), (1024, 3000)]
-)
+@pytest.mark.parametrize(("d", "k"), [(16, 17), (64, 256), (64, 33 * 64), (256, 1024), (256, 2000), (1024, 3000)])
 def test_bases_reach_exactly_one_over_root_d(d: int, k: int) -> None:
     assert coherence(low_coherence(d, k, seed=3)) == pytest.approx(d**-0.5, abs=ROUNDING)
 

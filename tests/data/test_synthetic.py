@@ -85,9 +85,7 @@ def test_statistics_are_json_and_count_the_fixed_set(small: SyntheticData) -> No
     active = codes[:, small.bucket == 3]
     active = active[active != 0].abs().double()
     assert statistics["buckets"][3]["mean_activation"] == pytest.approx(active.mean().item(), rel=1e-6)
-    assert statistics["buckets"][3]["std_activation"] == pytest.approx(
-        active.std(correction=0).item(), rel=1e-5
-    )
+    assert statistics["buckets"][3]["std_activation"] == pytest.approx(active.std(correction=0).item(), rel=1e-5)
 
 
 def test_statistics_without_noise_or_features_say_none() -> None:
@@ -173,9 +171,7 @@ def test_splits_indices_and_seeds_give_other_samples(seed: int, index: int, step
     assert not torch.equal(batch, data.batch(index, 4, split="heldout"))
     assert not torch.equal(batch, data.batch(index + step, 4))
     assert not torch.equal(batch, data.fixed(4))
-    assert not torch.equal(
-        batch, SyntheticData(replace(data.config, seed=(seed + step) % 2**63)).batch(index, 4)
-    )
+    assert not torch.equal(batch, SyntheticData(replace(data.config, seed=(seed + step) % 2**63)).batch(index, 4))
 
 
 @given(seed=st.integers(0, 2**63 - 1))

@@ -49,10 +49,7 @@ def test_total_similarity_is_the_largest_possible(k: int, m: int, seed: int) -> 
     if k > m:
         cosine = cosine.T
     rows, columns = cosine.shape
-    best = max(
-        sum(cosine[i, j].item() for i, j in enumerate(p))
-        for p in itertools.permutations(range(columns), rows)
-    )
+    best = max(sum(cosine[i, j].item() for i, j in enumerate(p)) for p in itertools.permutations(range(columns), rows))
     found = match(learned, true)
     assert found.similarity.sum().item() == pytest.approx(best, abs=1e-5)
     taken = found.latent[found.latent >= 0]
