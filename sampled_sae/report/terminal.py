@@ -62,7 +62,7 @@ class Configuration:
 
     label: str
     group: str
-    l: float | None (the paper's name)
+    l: float | None
     runs: tuple[dict[str, Any], ...]
 
     def stat(self, key: Key) -> Stat | None:
