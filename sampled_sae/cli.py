@@ -140,6 +140,8 @@ class Synthetic:
     """Pool multipliers l, instead of the preset's."""
     steps: int | None = None
     """Optimiser steps, instead of the preset's."""
+    only: tuple[str, ...] | None = None
+    """Labels of the SAEs to train, as the table prints them, out of the preset's grid."""
     resume: bool = False
     """Go on from the last checkpoint in `out`."""
     device: str | None = None
@@ -154,7 +156,7 @@ class Synthetic:
             load_scores(script)
         chosen = {
             name: getattr(self, name)
-            for name in ("seeds", "scores", "multipliers", "steps")
+            for name in ("seeds", "scores", "multipliers", "steps", "only")
             if getattr(self, name) is not None
         }
         for score in chosen.get("scores", ()):

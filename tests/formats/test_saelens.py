@@ -1,0 +1,88 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import sampled_sae as ss
+from sampled_sae.sae import SAE
+
+
+@pytest.fixture
+def sae() -> SAE:
+    made = SAE(6, 20, config=ss.released(20, 3, score="entropy"))
+    with torch.no_grad():
+        for tensor in made.parameters():
+            tensor.copy_(torch.randn(tensor.shape))
+    made.threshold.fill_(0.3)
+    made.threshold_ema.fill_(0.4)
+    made.metadata = {"model_name": "tiny", "hook_name": "blocks.1.hook_resid_post", "note": [1, 2]}
+    return made
+
+
+def test_what_is_saved_is_loaded(sae, tmp_path):
+    back = SAE.load(sae.save(tmp_path / "a" / "sae"))
+    x = torch.randn(4, 5, 6)
+    assert torch.equal(back(x), sae(x))
+    assert back.config == sae.config
+    assert back.metadata == sae.metadata
+    assert back.threshold_ema == sae.threshold_ema
+    assert back.threshold.shape == ()
+
+
+def test_the_folder_has_saelens_shapes(sae, tmp_path):
+    sae.save(tmp_path / "sae")
+    weights = load_file(tmp_path / "sae" / "sae_weights.safetensors")
+    assert {name: tuple(w.shape) for name, w in weights.items()} == {
+        "W_enc": (6, 20),
+        "W_dec": (20, 6),
+        "b_enc": (20,),
+        "b_dec": (6,),
+        "threshold": (20,),
+    }
+    config = json.loads((tmp_path / "sae" / "cfg.json").read_text())
+    assert config["architecture"] == "jumprelu"
+    assert config["metadata"]["model_name"] == "tiny"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sae"]
+
+
+def test_saving_again_replaces_the_folder(sae, tmp_path):
+    sae.save(tmp_path / "sae")
+    sae.threshold.fill_(0.9)
+    sae.save(tmp_path / "sae")
+    assert SAE.load(tmp_path / "sae").threshold == torch.tensor(0.9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sae"]
+
+
+def test_a_folder_from_elsewhere_loads_without_ours(sae, tmp_path):
+    sae.save(tmp_path / "sae")
+    (tmp_path / "sae" / "sampled_sae.json").unlink()
+    path = tmp_path / "sae" / "sae_weights.safetensors"
+    weights = load_file(path)
+    weights["threshold"][3] = 2.0
+    save_file(weights, path)
+    back = SAE.load(tmp_path / "sae")
+    assert back.config is None
+    assert back.threshold.shape == (20,)
+    x = torch.randn(9, 6)
+    z = back.pre_activations(x)
+    assert torch.equal(back.encode(x), z * (z > weights["threshold"]))
+
+
+def test_damaged_folders_get_a_clear_line(sae, tmp_path):
+    with pytest.raises(ss.UserError, match=r"cfg.json: no such file"):
+        SAE.load(tmp_path / "nowhere")
+    sae.save(tmp_path / "sae")
+    path = tmp_path / "sae" / "sae_weights.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ss.UserError, match="sae_weights.safetensors: missing or damaged"):
+        SAE.load(tmp_path / "sae")
+    path.write_bytes(whole)
+    config = json.loads((tmp_path / "sae" / "cfg.json").read_text())
+    (tmp_path / "sae" / "cfg.json").write_text(json.dumps(config | {"architecture": "gated"}))
+    with pytest.raises(ss.UserError, match="architecture = 'gated': only 'jumprelu' can be loaded"):
+        SAE.load(tmp_path / "sae")
+    (tmp_path / "sae" / "cfg.json").write_text(json.dumps(config | {"d_in": 7}))
+    with pytest.raises(ss.UserError, match=r"W_enc has shape \(6, 20\): must be \(7, 20\)"):
+        SAE.load(tmp_path / "sae")
