@@ -167,7 +167,7 @@ class OptimizerConfig:
     clip: float = 1.0
     """Largest norm of the whole gradient."""
     warmup_steps: int = 1000
-    """Linear warm-up from 0; in a short run never more than a tenth of the steps."""
+    """Linear warm-up from 0; in a short run never more than a fifth of the steps."""
     decay: float = 0.2
     """Share of the steps at the end over which the rate falls linearly to 0."""
 

@@ -12,7 +12,7 @@ from sampled_sae.step import Parameters
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """Rate at `step` (from 0): warm-up from 0, constant, then linear to 0 at the end."""
-    warmup = min(config.warmup_steps, steps // 10)
+    warmup = min(config.warmup_steps, steps // 5)
     decay_start = steps - round(steps * config.decay)
     if step < warmup:
         return config.lr * step / warmup

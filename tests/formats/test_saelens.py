@@ -76,7 +76,7 @@ def test_damaged_folders_get_a_clear_line(sae, tmp_path):
     path = tmp_path / "sae" / "sae_weights.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ss.UserError, match="sae_weights.safetensors: missing or damaged"):
+    with pytest.raises(ss.UserError, match=r"sae_weights\.safetensors: missing or damaged"):
         SAE.load(tmp_path / "sae")
     path.write_bytes(whole)
     config = json.loads((tmp_path / "sae" / "cfg.json").read_text())
