@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from sampled_sae.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -21,11 +26,17 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise UserError(f"{path}: the disk is full; free some space there or choose another folder") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
-            raise UserError(f"{path}: cannot write there ({error.strerror}); choose another folder") from error
-        raise
+        raise UserError(f"{path}: cannot write there ({error.strerror or error}); choose another folder") from error
+    except SafetensorError as error:
+        # The library wraps the operating system's refusal into a text.
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise
+        if int(found[1]) in FULL:
+            raise UserError(f"{path}: the disk is full; free some space there or choose another folder") from error
+        raise UserError(f"{path}: cannot write there ({error}); choose another folder") from error
 
 
 def make_folder(path: Path) -> Path:

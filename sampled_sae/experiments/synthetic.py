@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sampled_sae.checkpoint import first_difference
 from sampled_sae.config import AuxKConfig, OptimizerConfig, to_dict
 from sampled_sae.data.synthetic import BUCKETS, PRESETS, SyntheticConfig, SyntheticData
 from sampled_sae.errors import UserError
@@ -133,7 +134,12 @@ def run(
     results = {
         "preset": preset,
         "data": {"config": to_dict(experiment.data), **data.statistics()},
-        "train": {"steps": experiment.steps, "batch_size": experiment.batch_size, "samples": experiment.samples},
+        "train": {
+            "steps": experiment.steps,
+            "batch_size": experiment.batch_size,
+            "samples": experiment.samples,
+            "normalize": experiment.normalize,
+        },
         "seed": experiment.seeds[0],
         "device": place,
         "versions": versions(),
@@ -195,9 +201,13 @@ def merge(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     parts = [read_json(folder / "results.json") for folder in folders]
     merged = parts[0] | {"saes": [sae for part in parts for sae in part["saes"]]}
     for folder, part in zip(folders, parts, strict=True):
-        for key in ("data", "train"):
-            if part[key] != merged[key]:
-                raise UserError(f"{folder / 'results.json'}: {key} differs from {folders[0]}: not the same experiment")
+        for key, old, new in (
+            ("data.config", merged["data"]["config"], part["data"]["config"]),
+            ("train", merged["train"], part["train"]),
+        ):
+            difference = first_difference(old, new, key)
+            if difference:
+                raise UserError(f"{folder / 'results.json'}: not the same experiment: {difference}")
     names = [sae["name"] for sae in merged["saes"]]
     for name in names:
         if names.count(name) > 1:

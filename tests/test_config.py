@@ -1,0 +1,104 @@
+import json
+
+import pytest
+import torch
+
+import sampled_sae as ss
+from sampled_sae import memory
+from sampled_sae.config import (
+    Annealed,
+    Constant,
+    Everything,
+    Fraction,
+    Multiplier,
+    OptimizerConfig,
+    PoolConfig,
+    SAEConfig,
+    Scope,
+    Size,
+    TrainConfig,
+    sae_config_from_dict,
+    to_dict,
+)
+from sampled_sae.errors import UserError
+from sampled_sae.optimizer import learning_rate
+from sampled_sae.presets import label, named
+
+ALL = [
+    ss.batchtopk(64, 4),
+    ss.topk(64, 4, seed=3),
+    ss.topk_then_batchtopk(64, 4, until=0.5),
+    ss.sampled(64, 4, "entropy", l=2.5, pick="sample"),
+    ss.released(64, 4, name="mine"),
+    ss.annealed(64, 4, until=0.5),
+    SAEConfig(64, 4, pool=PoolConfig("l1", Size(9), scope=Scope(tokens=8)), cut="token"),
+]
+
+
+@pytest.mark.parametrize("config", ALL, ids=label)
+def test_configurations_survive_json(config):
+    assert sae_config_from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_labels_and_names_are_unique():
+    assert [label(c) for c in ALL[:4]] == ["batchtopk", "topk", "topk-then-batch-at50", "entropy-l2.5-sampled"]
+    names = [c.name for c in named([*ALL, *ALL], seed=7)]
+    assert len(set(names)) == len(names)
+    assert names[0] == "batchtopk-s7"
+    assert names[1] == "topk-s3"
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Multiplier(0.5), "l = 0.5: must be a number of at least 1"),
+        (lambda: Multiplier(float("nan")), "l = nan: must be"),
+        (lambda: ss.sampled(64, 4, l=0), "l = 0: must be"),
+        (lambda: SAEConfig(64, 65), "k = 65: must be at most latents = 64"),
+        (lambda: SAEConfig(64, 0), "k = 0: must be at least 1"),
+        (lambda: SAEConfig(64, 8, pool=PoolConfig(size=Size(7))), "pool size = 7: must be at least k = 8"),
+        (lambda: Fraction(1.5), "pool fraction = 1.5"),
+        (lambda: PoolConfig(pick="best"), "pick = 'best': must be 'top' or 'sample'"),
+        (lambda: PoolConfig(size=Size(9), refresh=3, scope=Scope(tokens=2)), "refresh = 3: a pool can only be kept"),
+        (lambda: OptimizerConfig(lr=-1), "lr = -1: must be a positive number"),
+        (lambda: TrainConfig(steps=0), "steps = 0: must be at least 1"),
+        (lambda: SAEConfig(64, 4, name="a/b"), "name = 'a/b': must be usable as a folder's name"),
+        (lambda: sae_config_from_dict({"latents": 64, "k": 4, "lr": 1}), "SAEConfig field = 'lr': unknown; the fields"),
+        (
+            lambda: sae_config_from_dict({"latents": 64, "k": 4, "pool": {"size": {"kind": "huge"}}}),
+            "size kind = 'huge'",
+        ),
+    ],
+)
+def test_bad_settings_name_field_value_and_what_is_right(make, line):
+    with pytest.raises(UserError) as caught:
+        make()
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_learning_rate_over_time():
+    config = OptimizerConfig(lr=1.0, warmup_steps=10, decay=0.2)
+    rates = [learning_rate(config, step, 100) for step in range(100)]
+    assert rates[0] == 0
+    assert rates[5] == 0.5
+    assert set(rates[10:81]) == {1.0}
+    assert rates[90] == 0.5
+    assert rates[99] == pytest.approx(1 / 20)
+    assert learning_rate(OptimizerConfig(lr=1.0), 20, 100) == 1.0  # 1,000 steps of warm-up would never end
+
+
+def test_memory_is_estimated_and_refused():
+    small = memory.needed([ss.batchtopk(64, 4)], 16, 200, torch.float32)
+    assert 3 * 2 * 64 * 16 * 4 < small < 10**6
+    assert memory.needed([ss.batchtopk(64, 4)] * 5, 16, 200, torch.float32) < 5 * small
+    with pytest.raises(UserError, match=r"GiB on cpu needed for 1 SAEs at batch_size = 4096, but only"):
+        memory.check([ss.batchtopk(2**27, 4)], 4096, 4096, torch.device("cpu"), torch.float32)
+
+
+def test_defaults_are_batchtopk_and_the_papers_training_table():
+    config = SAEConfig(65_536, 60)
+    assert config.pool == PoolConfig("l2", Everything(), "top", Scope(), Constant(), 1)
+    assert (config.optimizer.lr, config.optimizer.warmup_steps, config.optimizer.clip) == (3e-4, 1000, 1.0)
+    assert (config.auxk.alpha, config.threshold.beta, config.threshold.start_step) == (1 / 32, 0.999, 1000)
+    assert Annealed().until == 1
