@@ -15,9 +15,9 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     warmup = min(config.warmup_steps, steps // 5)
     decay_start = steps - round(steps * config.decay)
     if step < warmup:
-        return config.lr * step / warmup
+        return config.lr * (step / warmup)
     if config.decay > 0 and step >= decay_start:
-        return config.lr * (steps - step) / (steps - decay_start)
+        return config.lr * ((steps - step) / (steps - decay_start))
     return config.lr
 
 

@@ -1,0 +1,38 @@
+# `make demo` and `make test` do all the set-up, in a virtual environment inside the checkout.
+PYTHON ?= python3
+BIN := .venv/bin
+# The torch that development and CI use; a user's own installation may have any from the supported range.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-peers bench clean
+
+demo: .venv/ready
+	@rm -rf demo
+	@$(BIN)/sampled-sae synthetic --preset demo --out demo
+
+test: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n auto
+
+test-peers: .venv/ready
+	bash tests/peers/setup.sh
+	HF_HUB_OFFLINE=1 .peers/dictionary_learning/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_dictionary_learning.py
+	HF_HUB_OFFLINE=1 .peers/saelens/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_saelens.py
+
+bench: .venv/ready
+	bash tests/peers/setup.sh
+	$(BIN)/python benchmarks/step.py
+
+# Rebuilt when the requirements change; a set-up that failed halfway leaves no stamp.
+.venv/ready: pyproject.toml constraints.txt
+	@echo "setting up .venv (once)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install -q -q -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .peers demo

@@ -1,0 +1,95 @@
+"""Our training step against dictionary_learning's: same start, same batches. Runs in that peer's environment."""
+
+import copy
+
+import torch
+from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer
+
+from sampled_sae import batchtopk
+from sampled_sae.candidates import candidates
+from sampled_sae.config import AuxKConfig, OptimizerConfig, ThresholdConfig
+from sampled_sae.learner import Learner
+from sampled_sae.optimizer import learning_rate
+from sampled_sae.step import Parameters, keep_largest, loss_and_gradients
+
+D, M, K, B, STEPS = 32, 256, 3, 128, 25
+DEAD_AFTER = 2 * B  # so that AuxK takes part
+
+
+def data() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(96, D, generator=generator)
+    fires = torch.rand(STEPS, B, 96, generator=generator) < 0.08
+    return list((fires * torch.rand(fires.shape, generator=generator)) @ directions)
+
+
+def both() -> tuple[BatchTopKTrainer, Learner]:
+    peer = BatchTopKTrainer(
+        steps=STEPS,
+        activation_dim=D,
+        dict_size=M,
+        k=K,
+        layer=0,
+        lm_name="none",
+        lr=1e-3,
+        warmup_steps=5,
+        decay_start=20,
+        threshold_start_step=5,
+        seed=0,
+        device="cpu",
+    )
+    peer.dead_feature_threshold = DEAD_AFTER
+    config = batchtopk(
+        M,
+        K,
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5, decay=0.2),
+        auxk=AuxKConfig(dead_after=DEAD_AFTER),
+        threshold=ThresholdConfig(start_step=5),
+    )
+    ours = Learner(config, D, STEPS, 0, torch.device("cpu"), torch.float32)
+    for mine, theirs in zip(ours.weights, peer_weights(peer), strict=True):
+        mine.copy_(theirs)
+    return peer, ours
+
+
+def peer_weights(peer: BatchTopKTrainer) -> Parameters:
+    ae = peer.ae
+    return Parameters(ae.encoder.weight.data, ae.encoder.bias.data, ae.decoder.weight.data.T, ae.b_dec.data)
+
+
+def peer_gradients(peer: BatchTopKTrainer, x: torch.Tensor, step: int) -> Parameters:
+    peer.pre_norm_auxk_loss = -1  # a tensor with a graph, which cannot be copied
+    other = copy.deepcopy(peer)  # its loss changes counters and threshold
+    other.loss(x, step=step).backward()
+    ae = other.ae
+    return Parameters(ae.encoder.weight.grad, ae.encoder.bias.grad, ae.decoder.weight.grad.T, ae.b_dec.grad)
+
+
+def our_gradients(ours: Learner, x: torch.Tensor, step: int) -> Parameters:
+    other = copy.copy(ours)
+    other.tokens_since_fired = ours.tokens_since_fired.clone()
+    found = candidates(x, ours.weights, ours.config, step, STEPS, torch.Generator())
+    codes = keep_largest(found.z, K, found.group, M, None, "batch")
+    return loss_and_gradients(x, ours.weights, codes, other._count(codes), 1 / 32, D // 2).gradients
+
+
+def test_loss_gradients_threshold_and_weights_agree():
+    peer, ours = both()
+    revived = 0
+    for step, x in enumerate(data()):
+        if step in (1, 12, 20):
+            for name, mine, theirs in zip(
+                Parameters._fields, our_gradients(ours, x, step), peer_gradients(peer, x, step), strict=True
+            ):
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        assert learning_rate(ours.config.optimizer, step, STEPS) == peer.optimizer.param_groups[0]["lr"]
+        theirs = peer.update(step, x)
+        stats = ours.step(x, step)
+        assert abs(float(stats.loss) - theirs) <= 1e-5 * max(1, abs(theirs))
+        assert torch.equal(ours.tokens_since_fired, peer.num_tokens_since_fired)
+        revived += peer.dead_features
+        if step == 19:
+            for name, mine, other in zip(Parameters._fields, ours.weights, peer_weights(peer), strict=True):
+                torch.testing.assert_close(mine, other, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(ours.threshold, peer.ae.threshold, rtol=0, atol=1e-5)
+    assert revived > 0, "AuxK never took part, so this test shows too little"
