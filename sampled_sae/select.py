@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-SAMPLE = 2**18
+SAMPLE = 2**16
 """Values looked at to guess the cut; the guess only saves work, the result is exact."""
 
 SORTED_ON_GPU = 2**25
@@ -22,8 +22,7 @@ def largest(z: Tensor, keep: int) -> Tensor:
     """
     flat = z.reshape(-1)
     if flat.is_cuda and keep < len(flat) <= SORTED_ON_GPU:
-        floor = flat.topk(keep, sorted=False).values.min()
-        candidates = (flat >= floor.clamp_min(torch.finfo(z.dtype).tiny)).nonzero().squeeze(1)
+        candidates = _at_least(flat, flat.topk(keep, sorted=False).values.min())
     else:
         candidates = _candidates(flat, keep, width=z.shape[-1])
     if len(candidates) <= keep:
@@ -45,11 +44,15 @@ def _candidates(flat: Tensor, keep: int, width: int) -> Tensor:
     expected = keep / stride
     rank = math.ceil(expected + 4 * math.sqrt(expected) + 16)
     if stride > 1 and rank < len(sample):
-        floor = sample.topk(rank, sorted=False).values.min()
-        found = (flat >= floor).logical_and_(flat > 0).nonzero().squeeze(1)
+        found = _at_least(flat, sample.topk(rank, sorted=False).values.min())
         if len(found) >= keep:
             return found
     return (flat > 0).nonzero().squeeze(1)
+
+
+def _at_least(flat: Tensor, floor: Tensor) -> Tensor:
+    """Positions of the positive values that reach the floor."""
+    return (flat >= floor.clamp_min(torch.finfo(flat.dtype).tiny)).nonzero().squeeze(1)
 
 
 def largest_of_rows(z: Tensor, keep: int) -> Tensor:

@@ -67,10 +67,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         data=replace(_L0_61, d=64, features=256),
         latents=1024,
         k=15,
-        steps=1000,
+        steps=800,
         batch_size=1024,
         heldout=16_384,
-        optimizer=OptimizerConfig(lr=1e-3),
+        optimizer=OptimizerConfig(lr=3e-3),
         auxk=AuxKConfig(dead_after=500_000),
     ),
     # The paper's words: a fixed set of 10,000 samples and the real experiment's training table.
