@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PEER = ROOT / ".peers" / "dictionary_learning" / "bin" / "python"
 
-WORKER = '''
+WORKER = """
 import json, sys, time, torch
 side, d, m, k, batch, threads, device = sys.argv[1], *map(int, sys.argv[2:7]), sys.argv[7]
 torch.set_num_threads(threads)
@@ -51,7 +51,7 @@ for line in sys.stdin:  # one line a round: the number of steps to time
             times[name].append(time.perf_counter() - begin)
             count[name] += 1
     print(json.dumps(times), flush=True)
-'''
+"""
 
 
 def start(python: str | Path, side: str, sizes: list[str]) -> subprocess.Popen[str]:

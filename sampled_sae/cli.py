@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -152,6 +153,7 @@ class Synthetic:
     def run(self) -> None:
         from sampled_sae.experiments.synthetic import EXPERIMENTS, run
 
+        need_extras()
         for script in self.load_scores:
             load_scores(script)
         chosen = {
@@ -178,7 +180,15 @@ class Merge:
     def run(self) -> None:
         from sampled_sae.experiments.synthetic import merge
 
+        need_extras()
         show_results(merge(self.folders, self.out), self.out)
+
+
+def need_extras() -> None:
+    """Better to miss a package before the work than after it."""
+    for name in ("scipy", "plotly"):
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"{name} is missing; pip install 'sampled-sae[experiments]'")
 
 
 def show_results(results: dict[str, Any], out: Path) -> None:
@@ -210,11 +220,6 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except ModuleNotFoundError as error:
-        if error.name not in ("scipy", "plotly"):
-            raise
-        print(f"error: {error.name} is missing; pip install 'sampled-sae[experiments]'", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
@@ -173,13 +174,14 @@ class Run:
 
     def _line(self, learner: Learner, stats: Stats, speed: float) -> dict[str, Any]:
         numbers = {name: float(value) for name, value in stats._asdict().items()}
-        if not torch.isfinite(torch.tensor([numbers["loss"]])).item():
-            kept = f"; the last good checkpoint is of step {self.saved_step}" if self.saved_step >= 0 else ""
-            raise UserError(
-                f"{learner.config.name}: the loss became {numbers['loss']} at step {self.step}: training diverged, "
-                f"try a lower lr than {learner.config.optimizer.lr:g}{kept}"
-            )
+        if not math.isfinite(numbers["loss"]):
+            raise self._diverged(learner, f"the loss became {numbers['loss']}")
         return {"step": self.step, "sae": learner.config.name, **numbers, "tokens_per_second": speed}
+
+    def _diverged(self, learner: Learner, what: str) -> UserError:
+        kept = f"; the last good checkpoint is of step {self.saved_step}" if self.saved_step >= 0 else ""
+        lr = learner.config.optimizer.lr
+        return UserError(f"{learner.config.name}: {what} by step {self.step}: try a lower lr than {lr:g}{kept}")
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self.device, self.dtype) / self.scale
@@ -198,6 +200,9 @@ class Run:
         """Keep the run as it is now, if it has a folder."""
         if self.out is None:
             return
+        for learner in self.learners:
+            if not all(bool(torch.isfinite(weight).all()) for weight in learner.weights):
+                raise self._diverged(learner, "the weights are no longer finite")
         states = {str(learner.config.name): learner.state() for learner in self.learners}
         extra = {"scale": self.scale, "width": len(self.learners[0].weights.b_dec)}
         checkpoint.save(self._checkpoints(), checkpoint.Checkpoint(self.step, self.describe(), states, extra))

@@ -12,6 +12,7 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae import checkpoint, trainer
+from sampled_sae import learner as learner_module
 from sampled_sae.config import AuxKConfig, Fraction, PoolConfig, Released, SAEConfig, Scope, Size
 from sampled_sae.evals.reconstruction import by_threshold
 from sampled_sae.learner import Learner
@@ -240,3 +241,23 @@ def test_ctrl_c_saves_and_resume_ends_the_same(tmp_path):
     assert child(out, "resume").wait() == 0
     for a, b in zip(finished_weights(tmp_path / "whole"), finished_weights(out), strict=True):
         assert same_weights(a, b)
+
+
+@pytest.mark.parametrize("log_every", [5, 100])
+def test_weights_that_are_not_finite_stop_the_run_and_are_never_saved(log_every, activations, tmp_path, monkeypatch):
+    real = learner_module.loss_and_gradients
+    calls = []
+
+    def poison(*arguments):
+        calls.append(1)
+        outcome = real(*arguments)
+        if len(calls) == 13:
+            outcome.gradients.W_enc[0, 0] = torch.nan
+        return outcome
+
+    monkeypatch.setattr(learner_module, "loss_and_gradients", poison)
+    run = {"steps": 40, "out": tmp_path, "log_every": log_every, "checkpoint_every": 5, **QUIET}
+    line = "batchtopk-s0: .* by step 15: try a lower lr than 0.0003; the last good checkpoint is of step 10"
+    with pytest.raises(ss.UserError, match=line):
+        ss.train(activations, [ss.batchtopk(48, 4)], **run)
+    assert sorted(path.name[-2:] for path in (tmp_path / "checkpoints").iterdir()) == ["05", "10"]

@@ -1,0 +1,95 @@
+"""The whole experiment at the smallest size that still says something, and its command."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sampled_sae import cli
+from sampled_sae.config import OptimizerConfig
+from sampled_sae.data.synthetic import BUCKETS, SyntheticConfig
+from sampled_sae.errors import UserError
+from sampled_sae.experiments import synthetic
+from sampled_sae.experiments.synthetic import EXPERIMENTS, Experiment, merge, run
+from sampled_sae.experiments.synthetic_grid import grid
+
+TINY = Experiment(
+    data=SyntheticConfig(d=16, features=16, p_high=0.1),
+    latents=48,
+    k=2,
+    steps=300,
+    batch_size=256,
+    multipliers=(1, 8),
+    heldout=2048,
+    optimizer=OptimizerConfig(lr=5e-3, warmup_steps=20),
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return run("tiny", TINY, tmp_path_factory.mktemp("tiny") / "run", device="cpu", progress=False)
+
+
+def test_every_sae_has_every_number(results):
+    assert len(results["saes"]) == len(grid(TINY)) == 3 + 4 * 2 + 5
+    wanted = {"fve_train", "fve_heldout", "fve_heldout_threshold", "l0_threshold", "dead", "recovery", "fidelity"}
+    for sae in results["saes"]:
+        assert wanted <= set(sae)
+        assert set(sae["recovery"]) == set(BUCKETS)
+        assert sae["config"]["latents"] == 48
+    json.dumps(results, allow_nan=False)
+
+
+def test_batchtopk_finds_the_strong_features_and_a_tiny_pool_does_not(results):
+    by_label = {sae["label"]: sae for sae in results["saes"]}
+    good, small = by_label["BatchTopK"], by_label["l2 l=1"]
+    assert good["fve_heldout_threshold"] > 0.75
+    assert good["recovery"]["HF+HA"] == 1
+    assert small["recovery"]["HF+HA"] < 1
+    assert small["dead"] > good["dead"]
+    assert small["fve_heldout"] < good["fve_heldout"] - 0.2
+    assert abs(good["l0_threshold"] - 2) < 0.2
+    assert by_label["l2 l=8"]["fve_heldout"] == pytest.approx(by_label["squared_l2 l=8"]["fve_heldout"], abs=0.02)
+
+
+def test_one_member_alone_and_merged_is_the_same(results, tmp_path):
+    parts = []
+    for label in ("BatchTopK", "uniform l=8"):
+        parts.append(tmp_path / label)
+        run("tiny", replace(TINY, only=(label,)), parts[-1], device="cpu", progress=False)
+    merged = merge(parts, tmp_path / "merged")
+    for sae in merged["saes"]:
+        [other] = [s for s in results["saes"] if s["name"] == sae["name"]]
+        assert {k: v for k, v in sae.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
+    assert len((tmp_path / "merged" / "log.jsonl").read_text().splitlines()) == 2 * 101
+    with pytest.raises(UserError, match="is in more than one of the runs"):
+        merge([parts[0], parts[0]], tmp_path / "twice")
+    run("tiny", replace(TINY, only=("TopK",), steps=20), tmp_path / "short", device="cpu", progress=False)
+    with pytest.raises(UserError, match=r"not the same experiment: train\.steps was 300 and is now 20"):
+        merge([parts[0], tmp_path / "short"], tmp_path / "mixed")
+
+
+def test_presets_say_what_the_documents_say():
+    paper, table = EXPERIMENTS["paper"], EXPERIMENTS["paper-table"]
+    assert (paper.data.d, paper.data.features, paper.samples, paper.latents, paper.k) == (256, 1024, 10_000, 65_536, 60)
+    assert paper.steps == 50_000
+    assert (table.latents, table.k, table.steps, table.samples, len(table.seeds)) == (4096, 60, 5000, None, 3)
+    assert "BatchTopK lr=0.003 dead after 400k" in [cell.label for cell in grid(table)]
+    with pytest.raises(UserError, match="only = 'Top': not in this grid; its SAEs are BatchTopK, TopK"):
+        grid(replace(table, only=("Top",)))
+
+
+def test_the_command_prints_a_table_and_writes_a_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(synthetic.EXPERIMENTS, "demo", TINY)
+    words = ["synthetic", "--preset", "demo", "--steps", "10", "--device", "cpu", "--seeds", "0", "1"]
+    cli.main([*words, "--only", "BatchTopK", "TopK", "--out", str(tmp_path / "run")])
+    printed = capsys.readouterr().out
+    assert "BatchTopK" in printed
+    assert "LF+" in printed
+    assert str(tmp_path / "run" / "index.html") in printed
+    assert (tmp_path / "run" / "index.html").stat().st_size > 10**6
+    cli.main([*words, "--only", "BatchTopK", "TopK", "--out", str(tmp_path / "run"), "--resume"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*words, "--scores", "nothing", "--out", str(tmp_path / "other")])
+    assert stop.value.code == 2
+    assert "score = 'nothing': unknown" in capsys.readouterr().err

@@ -1,0 +1,28 @@
+import pytest
+
+from sampled_sae.errors import UserError
+from sampled_sae.files import new_folder, read_json, write_json, write_text
+
+
+def test_a_failure_halfway_leaves_the_old_folder(tmp_path):
+    with new_folder(tmp_path / "x") as folder:
+        (folder / "a").write_text("old")
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "x") as folder:
+        (folder / "a").write_text("new")
+        raise RuntimeError("power cut")
+    assert (tmp_path / "x" / "a").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_text_and_json(tmp_path):
+    write_text(tmp_path / "t", "é")
+    assert (tmp_path / "t").read_text(encoding="utf-8") == "é"
+    write_json(tmp_path / "j", {"a": [1, None]})
+    assert read_json(tmp_path / "j") == {"a": [1, None]}
+    with pytest.raises(ValueError, match="Out of range float"):
+        write_json(tmp_path / "j", {"a": float("nan")})
+    assert read_json(tmp_path / "j") == {"a": [1, None]}
+    (tmp_path / "j").write_text('{"a": [1')
+    with pytest.raises(UserError, match="not valid JSON"):
+        read_json(tmp_path / "j")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["j", "t"]

@@ -1,0 +1,32 @@
+import subprocess
+import sys
+
+BLOCK = """
+import sys
+for name in {blocked}:
+    sys.modules[name] = None
+"""
+EXTRAS = ["scipy", "plotly", "rich", "tyro", "tensorboard", "wandb", "pandas", "sklearn", "transformers"]
+TRAIN = """
+import torch, sampled_sae as ss
+[sae] = ss.train(torch.randn(500, 8), [ss.sampled(32, 2)], steps=5, batch_size=50, device="cpu")
+assert sae(torch.randn(3, 8)).shape == (3, 8)
+"""
+
+
+def run(code: str, blocked: list[str]) -> subprocess.CompletedProcess:
+    code = BLOCK.format(blocked=set(blocked)) + code
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_training_needs_only_torch_numpy_and_safetensors():
+    done = run(TRAIN, EXTRAS)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_extra_is_named(tmp_path):
+    words = ["synthetic", "--steps", "2", "--out", str(tmp_path / "run")]
+    done = run(f"from sampled_sae.cli import main\nmain({words})", ["plotly"])
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: plotly is missing; pip install 'sampled-sae[experiments]'"
+    assert not (tmp_path / "run").exists()
