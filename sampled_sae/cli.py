@@ -141,6 +141,8 @@ class Synthetic:
     """Pool multipliers l, instead of the preset's."""
     steps: int | None = None
     """Optimiser steps, instead of the preset's."""
+    samples: int | None = None
+    """Size of a fixed training set, instead of the preset's samples."""
     only: tuple[str, ...] | None = None
     """Labels of the SAEs to train, as the table prints them, out of the preset's grid."""
     resume: bool = False
@@ -158,7 +160,7 @@ class Synthetic:
             load_scores(script)
         chosen = {
             name: getattr(self, name)
-            for name in ("seeds", "scores", "multipliers", "steps", "only")
+            for name in ("seeds", "scores", "multipliers", "steps", "samples", "only")
             if getattr(self, name) is not None
         }
         for score in chosen.get("scores", ()):
