@@ -49,6 +49,23 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+@contextmanager
+def alone_in(path: Path) -> Iterator[None]:
+    """Make the folder if need be and keep every other process out of it, as far as it asks here too."""
+    make_folder(path)
+    try:
+        import fcntl
+    except ImportError:  # not on Windows; there, nobody is kept out
+        yield
+        return
+    with (path / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"out = {str(path)!r}: another process is at work there; choose another folder") from None
+        yield
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` through a temporary name, so that no reader sees half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sampled_sae.calibrate import calibrated_threshold
 from sampled_sae.config import SAEConfig, TrainConfig, to_dict
 from sampled_sae.data.stream import Stream, open_stream
 from sampled_sae.errors import Interrupted, UserError
-from sampled_sae.files import make_folder, read_json, write_json
+from sampled_sae.files import alone_in, read_json, write_json
 from sampled_sae.learner import Learner, Stats
 from sampled_sae.presets import named
 from sampled_sae.progress import show
@@ -59,19 +59,20 @@ def train(
     if not configs:
         raise UserError("configs = []: must hold at least one SAEConfig")
     full = named(list(configs), seed)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = usable_device(device)
     folder = None if out is None else Path(out)
     say: Callable[[str], None] = (lambda line: print(line, file=sys.stderr)) if progress else (lambda line: None)
     run = Run(full, shared, place, dtype, folder, say)
-    finished = run.open_folder(resume)
-    if finished is not None:
-        say(f"{folder}: this run is finished; its SAEs are loaded")
-        return finished
-    stream = open_stream(activations, batch_size, heldout_tokens, seed, heldout)
-    say(memory.check(full, stream.width, batch_size, place, dtype))
-    run.begin(stream)
-    run.loop(stream, log_to, progress)
-    return run.finish(stream)
+    with nullcontext() if folder is None else alone_in(folder):
+        finished = run.open_folder(resume)
+        if finished is not None:
+            say(f"{folder}: this run is finished; its SAEs are loaded")
+            return finished
+        stream = open_stream(activations, batch_size, heldout_tokens, seed, heldout)
+        say(memory.check(full, stream.width, batch_size, place, dtype))
+        run.begin(stream)
+        run.loop(stream, log_to, progress)
+        return run.finish(stream)
 
 
 class Run:
@@ -104,26 +105,23 @@ class Run:
         return {"train": settings, "dtype": str(self.dtype).removeprefix("torch."), "saes": saes}
 
     def open_folder(self, resume: bool) -> list[SAE] | None:
-        """Prepare `out`; returns the SAEs if the run there is already finished."""
+        """Look at what `out` holds; returns the SAEs if the run there is already finished."""
         if self.out is None:
             if resume:
                 raise UserError("resume = True: needs the folder of the run; set out")
             return None
-        make_folder(self.out)
         description, record = self.describe(), self.out / "run.json"
-        if record.exists():
-            if not resume:
-                raise UserError(f"out = {str(self.out)!r}: holds a run already; resume it or choose another folder")
-            difference = checkpoint.first_difference(read_json(record)["config"], description)
-            if difference:
-                raise UserError(f"{record}: the run there has another configuration: {difference}")
-            if all((self.out / str(c.name) / "cfg.json").exists() for c in self.configs):
-                checkpoint.remove_all(self._checkpoints())
-                return [SAE.load(self.out / str(c.name), self.device) for c in self.configs]
-            self.restored = checkpoint.load_latest(self._checkpoints(), description, self.say)
-        else:
-            content = {"config": description, "device": str(self.device), "versions": versions()}
-            write_json(record, content | {"git_commit": git_commit()})
+        if not record.exists():
+            return None
+        if not resume:
+            raise UserError(f"out = {str(self.out)!r}: holds a run already; resume it or choose another folder")
+        difference = checkpoint.first_difference(read_json(record)["config"], description)
+        if difference:
+            raise UserError(f"{record}: the run there has another configuration: {difference}")
+        if all((self.out / str(c.name) / "cfg.json").exists() for c in self.configs):
+            checkpoint.remove_all(self._checkpoints())
+            return [SAE.load(self.out / str(c.name), self.device) for c in self.configs]
+        self.restored = checkpoint.load_latest(self._checkpoints(), description, self.say)
         return None
 
     def begin(self, stream: Stream) -> None:
@@ -142,6 +140,9 @@ class Run:
             self.say(f"resumed at step {self.step}")
         elif self.shared.normalize:
             self.scale = input_scale(stream.heldout)
+        if self.out is not None and not (self.out / "run.json").exists():
+            content = {"config": self.describe(), "device": str(self.device), "versions": versions()}
+            write_json(self.out / "run.json", content | {"git_commit": git_commit()})
 
     def loop(self, stream: Stream, log_to: Iterable[str], progress: bool) -> None:
         """Train until the last step, or until the user interrupts."""
@@ -232,6 +233,17 @@ class Run:
                 sae.save(self.out / str(learner.config.name))
             checkpoint.remove_all(self._checkpoints())
         return saes
+
+
+def usable_device(name: str | torch.device | None) -> torch.device:
+    """The device of that name if it is there; by default the GPU if there is one."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0].split(". ")[0]
+        raise UserError(f"device = {str(name)!r}: cannot be used ({reason})") from None
+    return device
 
 
 def input_scale(x: torch.Tensor) -> float:

@@ -91,6 +91,7 @@ def test_a_users_own_score(acts, tmp_path):
         (("--batch-size", 5000), "too few for one batch of batch_size = 5000"),
         (("--latents", 10**9), "GiB on cpu needed"),
         (("--steps", 0), "steps = 0: must be at least 1"),
+        (("--device", "cuda:99"), "device = 'cuda:99': cannot be used"),
         (("--resume", "--seeds", 5), None),
     ],
 )
@@ -114,10 +115,13 @@ def test_bad_files_are_one_line_and_exit_code_2(acts, tmp_path, activations):
     refused(train(tmp_path / "cut.npy"), "cannot be read")
     torch.save({"x": print}, tmp_path / "code.pt")
     refused(train(tmp_path / "code.pt"), "cannot be read")
+    np.save(tmp_path / "short.npy", activations[:100].numpy())
+    refused(train(tmp_path / "short.npy"), "too few for one batch of batch_size = 200")
     bad = activations.clone()
     bad[17, 3] = torch.nan
-    np.save(tmp_path / "nan.npy", bad.numpy())
-    refused(train(tmp_path / "nan.npy"), "NaN or infinity")
+    torch.save(bad, tmp_path / "nan.pt")
+    refused(train(tmp_path / "nan.pt"), "activations: NaN or infinity (first in row 17)")
+    assert train(acts).returncode == 0, "a refused run must not block its folder"
 
 
 def test_a_folder_that_cannot_be_written(acts, tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 
 from sampled_sae.errors import UserError
-from sampled_sae.files import new_folder, read_json, write_json, write_text
+from sampled_sae.files import alone_in, new_folder, read_json, write_json, write_text
 
 
 def test_a_failure_halfway_leaves_the_old_folder(tmp_path):
@@ -26,3 +26,11 @@ def test_text_and_json(tmp_path):
     with pytest.raises(UserError, match="not valid JSON"):
         read_json(tmp_path / "j")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["j", "t"]
+
+
+def test_one_process_at_a_time(tmp_path):
+    with alone_in(tmp_path / "run"), pytest.raises(UserError, match="another process is at work there"):  # noqa: SIM117
+        with alone_in(tmp_path / "run"):
+            pass
+    with alone_in(tmp_path / "run"):
+        pass

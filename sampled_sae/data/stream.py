@@ -77,7 +77,7 @@ def check_batch(batch: Any, width: int | None, where: str) -> Tensor:
     tensor = tensor.reshape(-1, tensor.shape[-1])
     if not torch.isfinite(tensor).all():
         row = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
-        raise UserError(f"{where} holds NaN or infinity (first in row {row}): activations must be finite")
+        raise UserError(f"{where}: NaN or infinity (first in row {row}): activations must be finite")
     return tensor
 
 
@@ -88,7 +88,9 @@ class ArrayStream:
         if activations.ndim < 2 or activations.shape[-1] < 1:
             raise UserError(f"activations have shape {tuple(activations.shape)}: must be [N, d] or [N, L, d]")
         self.width = int(activations.shape[-1])
-        self.rows = activations.reshape(-1, self.width)
+        # What is in memory is looked at before any work; a memory map is looked at as it is read.
+        in_memory = isinstance(activations, Tensor)
+        self.rows = check_batch(activations, None, "activations") if in_memory else activations.reshape(-1, self.width)
         self.batch_size, self.seed = batch_size, seed
         kept_out = min(heldout_tokens, len(self.rows) // 10)
         order = self._permutation(len(self.rows), epoch=-1)

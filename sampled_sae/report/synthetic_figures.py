@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from sampled_sae.report.terminal import Configuration, Key, Stat, field, form
+from sampled_sae.report.synthetic_results import Configuration, Key, Stat, field, form
 
 INK, MUTED, GRID, PAPER = "#1c2024", "#6b7076", "#e3e3de", "#fdfdfb"
 SCALE = ["#f3f5f6", "#5ab4e6"]  # pale enough for ink on it
@@ -32,7 +32,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 DASHES = ["solid", "9px,4px", "2px,3px", "9px,3px,2px,3px", "16px,4px", "16px,3px,2px,3px,2px,3px"]
 MAX_POINTS = 200  # of one curve: more cannot be told apart on a screen
 LABEL_WIDTH = 20  # letters a line
-ROW_HEIGHT = 32  # room for a label of two lines
+ROW_HEIGHT = 38  # room for a label of two lines, and a gap
 
 
 class Style(NamedTuple):
@@ -222,7 +222,7 @@ def fve_against_l(
 ) -> go.Figure:
     """FVE against the pool multiplier, one line a score; `base`, a BatchTopK, is the dashed level."""
     ticks = sorted({row.l for row in scored if row.l})
-    marks = {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]} if len(ticks) <= 8 else {}
+    marks = {"tickvals": ticks, "ticktext": [f"{tick:.3g}" for tick in ticks]} if len(ticks) <= 8 else {}
     x = {"type": "log", "title": {"text": "pool multiplier l"}, "fixedrange": True, **marks}
     figure = _figure(320, x, {"range": limits, "fixedrange": True, "tickformat": ".2f"}, {"r": 16})
     if base and (level := base.mean(key)) is not None:
@@ -292,7 +292,7 @@ def _points(row: Configuration, log: Log, key: str) -> list[tuple[float, Stat]]:
     for run in row.runs:
         for line in log.get(run["name"], []):
             step, value = field(line, "step"), field(line, key)
-            if step is not None and value is not None:
+            if step is not None and value is not None and (step or key != "churn"):  # no pool came before step 0
                 values.setdefault(step, []).append(value)
     stride = -(-len(values) // MAX_POINTS) or 1
     steps = sorted(values, reverse=True)[::stride][::-1]

@@ -12,8 +12,8 @@ from plotly.offline import get_plotlyjs
 
 from sampled_sae.files import write_text
 from sampled_sae.report import synthetic_figures as figures
-from sampled_sae.report import terminal
-from sampled_sae.report.terminal import Column, Configuration, best_of, buckets, form
+from sampled_sae.report import synthetic_results as numbers
+from sampled_sae.report.synthetic_results import Column, Configuration, best_of, buckets, form
 
 CURVES = [
     ("loss", "Loss", "Mean loss a sample, on a logarithmic scale."),
@@ -22,61 +22,10 @@ CURVES = [
     ("churn", "Pool churn", "Share of the candidate pool that was not in the pool of the step before."),
 ]
 
-SCRIPT = """
-const dark = matchMedia("(prefers-color-scheme: dark)"), phone = matchMedia("(max-width: 640px)");
-let chosen = -1;  // the group picked for the curves; -1 is all
-
-function recolour(node, key) {
-  if (typeof node === "string") return (dark.matches && /color/i.test(key) && DARK[node]) || node;
-  if (Array.isArray(node)) return node.map(item => recolour(item, key));
-  if (node === null || typeof node !== "object") return node;
-  return Object.fromEntries(Object.entries(node).map(([name, item]) => [name, recolour(item, name)]));
-}
-
-function emphasise(trace) {
-  if (!trace.meta) return trace;
-  const picked = trace.meta.group === chosen;
-  if (trace.meta.band) return {...trace, visible: picked};
-  const line = {...trace.line, width: picked ? trace.meta.width : 1.5, dash: picked ? trace.meta.dash : "solid"};
-  const faded = chosen >= 0 && !picked;
-  return {...trace, line, opacity: faded ? 0.12 : picked ? 1 : 0.8, hoverinfo: faded ? "skip" : "all"};
-}
-
-function draw() {
-  for (const script of document.querySelectorAll("script[data-figure]")) {
-    const {data, layout} = JSON.parse(script.textContent);
-    if (phone.matches) layout.dragmode = false;  // a finger on a picture scrolls the page
-    Plotly.react(script.dataset.figure, recolour(data.map(emphasise)), recolour(layout),
-                 {displayModeBar: false, responsive: true});
-  }
-}
-
-function sortBy(head) {
-  const table = head.closest("table"), rows = [...table.tBodies[0].rows], column = head.cellIndex;
-  const down = head.getAttribute("aria-sort") ? head.getAttribute("aria-sort") === "ascending" : column > 0;
-  const value = row => row.cells[column].dataset.value ?? row.cells[column].textContent;
-  const missing = row => value(row) === "";
-  const order = (a, b) => column ? a - b : a.localeCompare(b, "en", {numeric: true});
-  rows.sort((a, b) => missing(a) - missing(b) || (down ? order(value(b), value(a)) : order(value(a), value(b))));
-  for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", down ? "descending" : "ascending");
-  table.tBodies[0].append(...rows);
-}
-
-document.querySelectorAll("th button").forEach(button => button.onclick = () => sortBy(button.parentElement));
-document.querySelectorAll(".picker input").forEach(input => input.onchange = () => {
-  chosen = Number(input.value);
-  document.querySelectorAll("[data-group]").forEach(key => key.hidden = key.dataset.group !== input.value);
-  draw();
-});
-dark.onchange = phone.onchange = draw;
-draw();
-"""
-
 
 def write_page(folder: Path) -> Path:
     """Read results.json and log.jsonl in `folder`, write index.html there and return its path."""
-    results = terminal.load_results(folder / "results.json")
+    results = numbers.load_results(folder / "results.json")
     page = folder / "index.html"
     write_text(page, _page(results, *_read_log(folder / "log.jsonl")))
     return page
@@ -98,11 +47,11 @@ def _read_log(path: Path) -> tuple[figures.Log, str]:
 
 
 def _page(results: dict[str, Any], log: figures.Log, log_note: str) -> str:
-    rows = terminal.configurations(results)
+    rows = numbers.configurations(results)
     look = figures.styles(rows)
     title = escape(f"Synthetic experiment: {results.get('preset')}")
-    summary = terminal.summary(results, lambda label: f"<b>{escape(label)}</b>")
-    css = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    summary = numbers.summary(results, lambda label: f"<b>{escape(label)}</b>")
+    css, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     # The browser itself then refuses anything from the network.
     policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
     return f"""<!doctype html>
@@ -125,7 +74,8 @@ def _page(results: dict[str, Any], log: figures.Log, log_note: str) -> str:
 <section><h2>The configurations</h2>{_settings(results)}</section>
 </main>
 <script>{get_plotlyjs()}</script>
-<script>const DARK = {_script_json(json.dumps(figures.DARK))};{SCRIPT}</script>
+<script>const DARK = {_script_json(json.dumps(figures.DARK))};
+{script}</script>
 </body></html>
 """
 
@@ -170,10 +120,10 @@ def _data(results: dict[str, Any]) -> str:
         f"<td>{form(part.get('mean_activation'), 3)} ± {form(part.get('std_activation'), 3)}</td>"
         for part in buckets(results)
     ]
-    heads = ["Bucket", "Features", "Firing probability", "Sigma", "Mean active magnitude ± std"]
+    heads = ["Bucket", "Features", "Firing probability", "Sigma", "Mean active magnitude\u00a0±\u00a0std"]
     text = """<p>Each sample is a sparse sum of known features and a little noise. A feature fires with low or
 high frequency (LF, HF) and with low or high amplitude (LA, HA), which makes four buckets.</p>"""
-    return f"{text}{_table(heads, lines, 'data')}<p class='note'>{terminal.data_line(results)}</p>"
+    return f"{text}{_table(heads, lines, 'data')}<p class='note'>{numbers.data_line(results)}</p>"
 
 
 def _several(rows: list[Configuration], text: str) -> str:
@@ -182,7 +132,7 @@ def _several(rows: list[Configuration], text: str) -> str:
 
 
 def _pictures(rows: list[Configuration], look: figures.Styles, results: dict[str, Any]) -> str:
-    ranked = terminal.ranked(rows)
+    ranked = numbers.ranked(rows)
     fve = "Best by threshold on top; an arrow to the left marks a value below the axis."
     fve += _several(rows, " Dots are means over seeds; thin lines reach from the smallest to the largest.")
     recovery = "Share of each bucket, in the same order." + _several(rows, " Means over seeds.")
@@ -245,9 +195,9 @@ def _dash(place: int) -> str:
 
 
 def _numbers(rows: list[Configuration], results: dict[str, Any]) -> str:
-    columns = terminal.columns(results)
+    columns = numbers.columns(results)
     runs = [Configuration(str(run["name"]), row.group, row.l, (run,)) for row in rows for run in row.runs]
-    meanings = [line.split(": ", 1) for line in terminal.MEANINGS.strip().splitlines()]
+    meanings = [line.split(": ", 1) for line in numbers.MEANINGS.strip().splitlines()]
     defined = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in meanings)
     note = "A click on a head sorts; the best of each column is marked." + _several(
         rows, " Means over seeds, with the smallest and the largest below."
@@ -269,7 +219,7 @@ def _results_table(rows: list[Configuration], columns: list[Column]) -> str:
     return _table([f"<button>{escape(head)}</button>" for head in heads], lines)
 
 
-def _cell(stat: terminal.Stat | None, digits: int, best: bool) -> str:
+def _cell(stat: numbers.Stat | None, digits: int, best: bool) -> str:
     if stat is None:
         return "<td data-value=''>-</td>"
     low, high = form(stat.low, digits), form(stat.high, digits)

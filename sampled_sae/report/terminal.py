@@ -1,240 +1,28 @@
-"""The synthetic experiment's numbers: one row a configuration, what they say, their table in a terminal."""
+"""The synthetic experiment's tables in a terminal."""
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sampled_sae.errors import UserError
-from sampled_sae.files import read_json
-
-Key = str | tuple[str, str]  # a field of a run, or a field inside a field, as ("recovery", "LF+HA")
+from sampled_sae.report.synthetic_results import (
+    Column,
+    Configuration,
+    best_of,
+    buckets,
+    columns,
+    configurations,
+    data_line,
+    form,
+    summary,
+)
 
 PLAIN_WIDTH = 100  # columns, where the output is a file or a pipe
-
-# One line each: a number, a colon, what it means.
-MEANINGS = """
-FVE: 1 minus squared error over variance: 1 is perfect, 0 is no better than always answering the mean.
-FVE train: FVE on training samples; far above held-out FVE, it tells of samples learned by heart.
-FVE held-out: FVE on fresh samples, where each batch chooses its own candidate pool as in training.
-FVE by threshold: FVE on fresh samples at inference: one threshold, calibrated on other fresh samples.
-L0 by threshold: Active latents a sample under that threshold; neither high nor low is good, it should meet K.
-By moving average: FVE and L0 with the threshold that training kept as a moving average, not calibrated.
-Dead: Share of latents that never fire on the held-out samples, with the SAE's own pools; lower is better.
-Ever pooled: Share of latents that were in a candidate pool at least once during training.
-LF+HA to HF+LA: Share of the bucket's true features matched one to one with a latent at |cosine| >= 0.7.
-All features: The same share, over the features of all buckets.
-Fidelity: Correlation of learned and true firing frequency over all matched pairs, the poor matches too.
-Seconds: Training time of the whole run, divided by its number of SAEs.
-"""
-
-
-class Stat(NamedTuple):
-    """One number over the seeds of a configuration."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class Column(NamedTuple):
-    """One column of numbers: where it is found, how it is written, and which end of it is the good one."""
-
-    title: str
-    key: Key
-    digits: int
-    best: Literal["high", "low"] | None = None
-    brief: str = ""  # its head in a terminal, which leaves out columns without one
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """The runs that differ only in their seed."""
-
-    label: str
-    group: str
-    l: float | None
-    runs: tuple[dict[str, Any], ...]
-
-    def stat(self, key: Key) -> Stat | None:
-        """Mean, smallest and largest over the runs that have the number; None where none has it."""
-        values = [value for run in self.runs if (value := field(run, key)) is not None]
-        return Stat(sum(values) / len(values), min(values), max(values)) if values else None
-
-    def mean(self, key: Key) -> float | None:
-        """The mean over the runs, or None."""
-        stat = self.stat(key)
-        return stat.mean if stat else None
-
-
-def number(value: Any) -> float | None:
-    """`value` as a finite float, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def field(record: Any, key: Key) -> float | None:
-    """The number under `key`, or None."""
-    for part in (key,) if isinstance(key, str) else key:
-        record = record.get(part) if isinstance(record, dict) else None
-    return number(record)
-
-
-def form(value: Any, digits: int) -> str:
-    """`value` with so many digits after the point, or a dash."""
-    finite = number(value)
-    # Adding zero turns a rounded -0.0 into 0.0.
-    return "-" if finite is None else f"{round(finite, digits) + 0.0:,.{digits}f}"
-
-
-def load_results(path: Path) -> dict[str, Any]:
-    """Read a results.json; UserError where it is missing, damaged or without SAEs."""
-    results = read_json(path)
-    saes = results.get("saes") if isinstance(results, dict) else None
-    if not isinstance(saes, list) or not all(isinstance(sae, dict) and "name" in sae for sae in saes):
-        raise UserError(f"{path}: not the results of a synthetic experiment")
-    if not saes:
-        raise UserError(f"{path}: has no SAEs, so there is nothing to show")
-    return results
-
-
-def buckets(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The statistics of the buckets of true features."""
-    return (results.get("data") or {}).get("buckets") or []
-
-
-def data_line(results: dict[str, Any]) -> str:
-    """The statistics of the data as a whole, in one sentence."""
-    data = results.get("data") or {}
-    noise = number(data.get("noise_db"))
-    return (
-        f"Mutual coherence {form(data.get('coherence'), 4)}; L0 a sample: expected {form(data.get('expected_l0'), 2)}, "
-        f"observed {form(data.get('observed_l0'), 2)}; "
-        + ("no noise." if noise is None else f"noise {form(noise, 0)} dB below the signal.")
-    )
-
-
-def configurations(results: dict[str, Any]) -> list[Configuration]:
-    """The runs gathered by configuration, in the order of the file.
-
-    Each run gains `recovered`: the share of all true features that it recovered, over the buckets.
-    """
-    gathered: dict[tuple[str, str, float | None], list[dict[str, Any]]] = {}
-    for run in results["saes"]:
-        key = str(run.get("label") or run["name"]), str(run.get("group")), number(run.get("l"))
-        gathered.setdefault(key, []).append({**run, "recovered": _recovered(run, buckets(results))})
-    return [Configuration(*key, tuple(runs)) for key, runs in gathered.items()]
-
-
-def ranked(rows: list[Configuration]) -> list[Configuration]:
-    """The best FVE by threshold first; where it is missing, the other FVEs decide."""
-    keys = ("fve_heldout_threshold", "fve_heldout", "fve_train")
-    missing = float("-inf")
-    return sorted(rows, key=lambda row: [getattr(row.stat(key), "mean", missing) for key in keys], reverse=True)
-
-
-def _recovered(run: dict[str, Any], parts: list[dict[str, Any]]) -> float | None:
-    counted = [part for part in parts if part.get("features")]  # an empty bucket has no share
-    shares = [field(run, ("recovery", part["name"])) for part in counted]
-    if not shares or None in shares:
-        return None
-    found = sum(share * part["features"] for share, part in zip(shares, counted, strict=True) if share)
-    return found / sum(part["features"] for part in counted)
-
-
-def columns(results: dict[str, Any]) -> list[Column]:
-    """All numbers of a run, in the order of the tables."""
-    names = [str(part["name"]) for part in buckets(results)]
-    return [
-        Column("FVE train", "fve_train", 3, "high", "FVE\ntrain"),
-        Column("FVE held-out", "fve_heldout", 3, "high", "FVE\nheld-out"),
-        Column("FVE by threshold", "fve_heldout_threshold", 3, "high", "FVE by\nthresh."),
-        Column("L0 by threshold", "l0_threshold", 1, None, "\nL0"),
-        Column("FVE by moving average", "fve_heldout_ema", 3, "high"),
-        Column("L0 by moving average", "l0_ema", 1),
-        Column("dead", "dead", 2, "low", "\ndead"),
-        Column("ever pooled", "ever_pooled", 2),
-        *(Column(name, ("recovery", name), 2, "high", name.replace("+", "+\n", 1)) for name in names),
-        Column("all features", "recovered", 3, "high"),
-        Column("fidelity", "fidelity", 2, "high", "fide-\nlity"),
-        Column("seconds", "seconds", 1),
-    ]
-
-
-def best_of(values: Sequence[float | None], column: Column) -> list[bool]:
-    """Which values are the best as written; none where the column is no contest or all are equal."""
-    written = [None if value is None else round(value, column.digits) for value in values]
-    known = [value for value in written if value is not None]
-    if column.best is None or len(set(known)) < 2:
-        return [False] * len(values)
-    best = max(known) if column.best == "high" else min(known)
-    return [value == best for value in written]
-
-
-def summary(results: dict[str, Any], name: Callable[[str], str]) -> str:
-    """What was run and what the numbers say, in a few sentences; `name` writes a configuration's label."""
-    rows, train = configurations(results), results.get("train") or {}
-    runs, seeds = len(results["saes"]), max((len(row.runs) for row in rows), default=0)
-    each = f" ({len(rows)} configurations, up to {seeds} seeds each: numbers are means)" if seeds > 1 else ""
-    features = sum(part.get("features") or 0 for part in buckets(results))
-    steps = f"{form(train.get('steps'), 0)} steps of {form(train.get('batch_size'), 0)} samples"
-    return " ".join(
-        [
-            f"{runs} SAE{'s' * (runs > 1)}{each}, trained for {steps} with {features:,} known features.",
-            _leader(rows, "fve_heldout_threshold", "held-out FVE by threshold", name),
-            _leader(rows, "recovered", "share of true features recovered", name),
-            _memory(rows, name),
-        ]
-    ).strip()
-
-
-def _leader(rows: list[Configuration], key: Key, what: str, name: Callable[[str], str]) -> str:
-    """Who has the highest `key`, who comes next, and where the best BatchTopK stands."""
-    order = sorted(((stat, row) for row in rows if (stat := row.stat(key))), key=lambda pair: -pair[0].mean)
-    if not order:
-        return f"No SAE has a {what}."
-    top = order[0][0]
-    value = form(top.mean, 3) + (f" (seeds {form(top.low, 3)} to {form(top.high, 3)})" if top.low < top.high else "")
-    # Equal as written is equal: the digits beyond say nothing.
-    first = [row for stat, row in order if form(stat.mean, 3) == form(top.mean, 3)]
-    if len(first) == len(rows):
-        return f"{'All SAEs have the same' if len(rows) > 1 else 'It has a'} {what}, {value}."
-    names = _listed([name(row.label) for row in first])
-    parts = [f"{names} {'have' if len(first) > 1 else 'has'} the best {what}, {value}"]
-    rest = order[len(first) :]
-    for stat, row in rest[:1]:
-        overlap = ", its seeds overlapping with the best" if stat.low < stat.high and stat.high >= top.low else ""
-        parts.append(f"next comes {name(row.label)} with {form(stat.mean, 3)}{overlap}")
-    if not any(row.group == "batchtopk" for row in [*first, *(row for _, row in rest[:1])]):
-        base = [f"{name(row.label)} has {form(stat.mean, 3)}" for stat, row in rest if row.group == "batchtopk"]
-        parts += base[:1]
-    return "; ".join(parts) + "."
-
-
-def _memory(rows: list[Configuration], name: Callable[[str], str]) -> str:
-    """Where training flatters most."""
-    gaps = [
-        (train - held, f"{name(row.label)} ({form(train, 3)} against {form(held, 3)})")
-        for row in rows
-        if (train := row.mean("fve_train")) is not None and (held := row.mean("fve_heldout")) is not None
-    ]
-    gap, where = max(gaps, default=(0.0, ""))
-    return f"Training FVE lies above held-out FVE most of all for {where}." if gap > 0 else ""
-
-
-def _listed(names: list[str]) -> str:
-    shown = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more"]
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
 def print_results(results: dict[str, Any], console: Console | None = None) -> None:

@@ -212,6 +212,19 @@ def test_long_logs_are_thinned(tmp_path: Path) -> None:
     assert len(steps) <= 200 and steps[-1] == 1001 and steps == sorted(steps)
 
 
+def test_the_first_step_has_no_churn(tmp_path: Path) -> None:
+    run = sae("BatchTopK", "batchtopk")
+    reader = Reader(page(tmp_path, results(run), [line(run, step) for step in (0, 10)]))
+    assert reader.figures["curve-churn"]["data"][0]["x"] == [10]
+    assert reader.figures["curve-loss"]["data"][0]["x"] == [0, 10]
+
+
+def test_multipliers_are_short(tmp_path: Path) -> None:
+    runs = [sae("uniform 50%", "uniform", 1024 / 30), sae("l2 l=0.25", "l2", 0.25), sae("l2 l=5", "l2", 5.0)]
+    axis = Reader(page(tmp_path, results(*runs))).figures["l-0"]["layout"]["xaxis"]
+    assert axis["ticktext"] == ["0.25", "5", "34.1"] and axis["tickvals"][-1] == pytest.approx(1024 / 30)
+
+
 def test_damaged_log_lines_are_counted(tmp_path: Path) -> None:
     run = sae("BatchTopK", "batchtopk")
     (tmp_path / "log.jsonl").write_text(json.dumps(line(run, 10)) + '\n[1]\n{"step": 2\n')

@@ -8,33 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sampled_sae.report.terminal import Column, best_of, configurations, form, print_results
-
-BUCKETS = ("LF+HA", "HF+HA", "LF+LA", "HF+LA")
-
-
-def sae(label: str, seed: int = 0, **numbers: Any) -> dict[str, Any]:
-    return {
-        "name": f"{label}-s{seed}",
-        "label": label,
-        "group": "l2",
-        "seed": seed,
-        "fve_train": 0.8,
-        "fve_heldout": 0.75,
-        "fve_heldout_threshold": 0.7,
-        "l0_threshold": 60.0,
-        "dead": 0.1,
-        "fidelity": None,
-        "recovery": {"LF+HA": 1.0, "HF+HA": 0.5, "LF+LA": 0.0, "HF+LA": 0.0},
-        **numbers,
-    }
-
-
-def results(*saes: dict[str, Any]) -> dict[str, Any]:
-    part = {"features": 256, "p": 0.02, "sigma": 1.0, "mean_activation": 0.801, "std_activation": 0.605}
-    buckets = [{"name": name, **part} for name in BUCKETS]
-    data = {"coherence": 0.0625, "expected_l0": 65.0, "observed_l0": 65.1, "noise_db": 20.0, "buckets": buckets}
-    return {"data": data, "train": {"steps": 5000, "batch_size": 4096}, "saes": list(saes)}
+from sampled_sae.report.terminal import print_results
+from tests.report.made_up import results, sae
 
 
 def printed(content: dict[str, Any], width: int = 100, terminal: bool = False) -> str:
@@ -71,7 +46,12 @@ def test_missing_numbers_are_dashes() -> None:
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_fits_the_width(width: int) -> None:
-    labels = ["BatchTopK", "uniform 30% to 100% annealed, and a rather long remark", "x" * 70]
+    labels = [
+        "BatchTopK",
+        "uniform 30% to 100% annealed, and a rather long remark",
+        "uniform 75% released at 70% lr=0.003",
+        "x" * 70,
+    ]
     text = printed(results(*(sae(label) for label in labels)), width)
     assert max(map(len, text.splitlines())) <= width
     # Long labels fold; the numbers stay whole.
@@ -105,31 +85,3 @@ def test_one_sae_has_no_best() -> None:
 def test_no_bucket_is_invented() -> None:
     text = printed({"saes": [sae("a")]})
     assert row(text, "a ") == ["0.800", "0.750", "0.700", "60.0", "0.10", "-"]
-
-
-def test_best_is_judged_as_written() -> None:
-    high = Column("x", "x", 2, "high")
-    assert best_of([0.501, 0.499, None, 0.3], high) == [True, True, False, False]
-    assert best_of([0.5, 0.3], high._replace(best="low")) == [False, True]
-    assert best_of([0.5, 0.3], high._replace(best=None)) == [False, False]
-    assert best_of([0.5, 0.5], high) == [False, False]
-
-
-def test_all_features_are_weighed_by_bucket_size() -> None:
-    content = results(sae("a"))
-    content["data"]["buckets"][0]["features"] = 768
-    (only,) = configurations(content)
-    assert only.mean("recovered") == pytest.approx((768 + 128) / (768 + 3 * 256))
-
-
-def test_an_empty_bucket_does_not_count() -> None:
-    content = results(sae("a", recovery={"LF+HA": 1.0, "HF+HA": 0.5, "LF+LA": 0.0, "HF+LA": None}))
-    assert configurations(content)[0].mean("recovered") is None
-    content["data"]["buckets"][3]["features"] = 0
-    assert configurations(content)[0].mean("recovered") == pytest.approx(0.5)
-
-
-def test_numbers_as_text() -> None:
-    assert form(-0.0001, 3) == "0.000"
-    assert form(12345.6, 0) == "12,346"
-    assert form(None, 2) == form(float("inf"), 2) == form(True, 2) == "-"
