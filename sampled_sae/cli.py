@@ -12,6 +12,7 @@ import tyro
 
 from sampled_sae import presets
 from sampled_sae.config import AuxKConfig, OptimizerConfig, SAEConfig, sae_config_from_dict
+from sampled_sae.data.synthetic import PRESETS, SyntheticConfig
 from sampled_sae.errors import Interrupted, UserError
 from sampled_sae.files import read_json
 from sampled_sae.scores import SCORES, get_score, load_scores
@@ -141,6 +142,12 @@ class Synthetic:
     """Pool multipliers l, instead of the preset's."""
     steps: int | None = None
     """Optimiser steps, instead of the preset's."""
+    data: Literal["l0-61", "p-20"] | None = None
+    """Reading of the paper's numbers: expected L0 of 61.5 (p = .107 for frequent features), or p = .20."""
+    buckets: Literal["equal", "random"] | None = None
+    """Features in equal shares for each bucket, or each in a random one, instead of the preset's."""
+    coefficients: Literal["signed", "non_negative"] | None = None
+    """Coefficients of both signs, or their absolute values, instead of the preset's."""
     samples: int | None = None
     """Size of a fixed training set, instead of the preset's samples."""
     only: tuple[str, ...] | None = None
@@ -165,9 +172,15 @@ class Synthetic:
         }
         for score in chosen.get("scores", ()):
             get_score(score)
-        experiment = replace(EXPERIMENTS[self.preset], **chosen)
+        experiment = replace(EXPERIMENTS[self.preset], **chosen, data=self._data(EXPERIMENTS[self.preset].data))
         results = run(self.preset, experiment, self.out, resume=self.resume, device=self.device)
         show_results(results, self.out)
+
+    def _data(self, data: SyntheticConfig) -> SyntheticConfig:
+        """The preset's data with what was asked for instead."""
+        if self.data is not None:
+            data = replace(data, p_low=PRESETS[self.data].p_low, p_high=PRESETS[self.data].p_high)
+        return replace(data, buckets=self.buckets or data.buckets, coefficients=self.coefficients or data.coefficients)
 
 
 @dataclass(frozen=True)

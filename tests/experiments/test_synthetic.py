@@ -93,3 +93,13 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, monkeypatch, cap
         cli.main([*words, "--scores", "nothing", "--out", str(tmp_path / "other")])
     assert stop.value.code == 2
     assert "score = 'nothing': unknown" in capsys.readouterr().err
+
+
+def test_the_other_reading_of_the_papers_numbers(tmp_path, monkeypatch):
+    monkeypatch.setitem(synthetic.EXPERIMENTS, "demo", TINY)
+    words = ["synthetic", "--steps", "3", "--device", "cpu", "--only", "TopK", "--data", "p-20", "--buckets", "random"]
+    cli.main([*words, "--coefficients", "non_negative", "--samples", "500", "--out", str(tmp_path / "run")])
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    wanted = {"p_high": 0.2, "buckets": "random", "coefficients": "non_negative", "d": 16}
+    assert wanted.items() <= results["data"]["config"].items()
+    assert results["train"]["samples"] == 500
