@@ -1,21 +1,18 @@
 """Sparse autoencoders with distribution-aware candidate pools: TopK, BatchTopK and Sampled-SAE as one family."""
 
-from sampled_sae.config import (
+from sampled_sae.config import AuxKConfig, OptimizerConfig, SAEConfig, ThresholdConfig
+from sampled_sae.errors import Interrupted, UserError
+from sampled_sae.pool_config import (
     Annealed,
-    AuxKConfig,
     Constant,
     Everything,
     Fraction,
     Multiplier,
-    OptimizerConfig,
     PoolConfig,
     Released,
-    SAEConfig,
     Scope,
     Size,
-    ThresholdConfig,
 )
-from sampled_sae.errors import Interrupted, UserError
 from sampled_sae.presets import annealed, batchtopk, released, sampled, topk, topk_then_batchtopk
 from sampled_sae.sae import SAE
 from sampled_sae.scores import SCORES, register_score

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,5 +31,7 @@ def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096) -> floa
         enough = len(everything) > wanted
         theta = float(everything.topk(wanted + 1, sorted=False).values.min()) if enough else 0.0
         if theta >= floor or floor == 0.0:
-            return theta
+            # The SAE keeps its threshold in float32: round up, so that the value itself does not pass.
+            rounded = np.float32(theta)
+            return float(rounded if rounded >= theta else np.nextafter(rounded, np.float32(np.inf)))
         spare *= 4

@@ -37,16 +37,16 @@ def candidates(
 ) -> Candidates:
     """x [B, d] -> the candidates at `step` of `steps`. `kept` [m] is the last pool, for pools that stay a while."""
     m, pool = config.latents, config.pool
-    size = size_at(pool, config.k, m, step, steps)
     group = group_at(pool.scope, len(x), step, steps)
-    if size == m:
+    # Between two draws the pool keeps its size, whatever an annealed schedule says; a release is not kept waiting.
+    size = size_at(pool, config.k, m, step - step % pool.refresh, steps)
+    if size == m or size_at(pool, config.k, m, step, steps) == m:
         return Candidates(activations(x, weights), None, torch.ones(m, dtype=torch.bool, device=x.device), group)
     score = get_score(pool.score)
     if group < len(x):
         z = activations(x, weights).view(-1, group, m)
         pools = draw(score(z, generator), size, pool.pick, generator)
         return Candidates(z.mul_(pools[:, None]).view(-1, m), None, pools.any(0), group)
-    # A kept pool of another size is out of date: the schedule has moved on.
     if kept is not None and step % pool.refresh and int(kept.sum()) == size:
         return _encode_only(x, weights, kept, group)
     if not score.needs_activations:

@@ -80,6 +80,8 @@ def load_latest(folder: Path, run: dict[str, Any], warn: Callable[[str], None]) 
 def load(path: Path) -> Checkpoint:
     """Read one checkpoint folder, whole or not at all."""
     content = read_json(path / "checkpoint.json")
+    if not isinstance(content, dict) or not {"step", "run", "names", "sizes", "extra"} <= content.keys():
+        raise UserError(f"{path / 'checkpoint.json'}: not a checkpoint of this program")
     states = {}
     for index, name in enumerate(content["names"]):
         file = path / f"{index}.safetensors"

@@ -36,14 +36,14 @@ class Train:
     """Mean active latents a token."""
     methods: tuple[Method, ...] = ("batchtopk",)
     """Members of the family to train."""
-    scores: tuple[str, ...] = ("l2",)
-    """Scores for the methods that have a pool."""
+    scores: tuple[str, ...] | None = None
+    """Scores for the methods that have a pool; by default l2 for 'sampled', uniform for the others."""
     l: tuple[float, ...] = (5.0,)
     """Pool multipliers for the method 'sampled'."""
-    fraction: float = 0.5
-    """Share of the latents in the pool at the start, for 'released' and 'annealed'."""
-    at: float = 0.7
-    """Share of the steps after which 'released', 'annealed' and 'topk_then_batchtopk' change over."""
+    fraction: float | None = None
+    """Share of the latents in the pool at the start; by default .5 for 'released', .3 for 'annealed'."""
+    at: float | None = None
+    """Share of the steps after which the method changes over; by default .7, and 1 for 'annealed'."""
     pick: Literal["top", "sample"] = "top"
     """How 'sampled' picks its pool from the scores."""
     seeds: tuple[int, ...] = (0,)
@@ -93,7 +93,7 @@ class Train:
         )
         for sae in saes:
             assert sae.config is not None
-            print(self.out / str(sae.config.name))
+            print(self.out / "saes" / str(sae.config.name))
 
     def _configs(self) -> list[SAEConfig]:
         if self.configs is not None:
@@ -116,14 +116,17 @@ class Train:
         size: dict[str, Any] = {"latents": self.latents, "k": self.k, **shared}
         if method in ("batchtopk", "topk"):
             return [presets.PRESETS[method](**size)]
+        if self.at is not None and method != "sampled":
+            size["at" if method == "released" else "until"] = self.at
         if method == "topk_then_batchtopk":
-            return [presets.topk_then_batchtopk(until=self.at, **size)]
-        for score in self.scores:
-            get_score(score)
+            return [presets.topk_then_batchtopk(**size)]
+        named = self.scores is not None
+        scores: list[dict[str, Any]] = [{"score": get_score(s).name} for s in self.scores or ()] if named else [{}]
         if method == "sampled":
-            return [presets.sampled(score=score, l=l, pick=self.pick, **size) for score in self.scores for l in self.l]
-        when = {"at" if method == "released" else "until": self.at}
-        return [presets.PRESETS[method](score=score, fraction=self.fraction, **when, **size) for score in self.scores]
+            return [presets.sampled(l=l, pick=self.pick, **score, **size) for score in scores for l in self.l]
+        if self.fraction is not None:
+            size["fraction"] = self.fraction
+        return [presets.PRESETS[method](**score, **size) for score in scores]
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,8 @@ class Synthetic:
         need_extras()
         for script in self.load_scores:
             load_scores(script)
+        if self.seeds == ():
+            raise UserError("seeds: must name at least one")
         chosen = {
             name: getattr(self, name)
             for name in ("seeds", "scores", "multipliers", "steps", "samples", "only")
@@ -196,6 +201,8 @@ class Merge:
         from sampled_sae.experiments.synthetic import merge
 
         need_extras()
+        if not self.folders:
+            raise UserError("folders: must name at least one folder with a results.json")
         show_results(merge(self.folders, self.out), self.out)
 
 

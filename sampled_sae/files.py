@@ -58,11 +58,15 @@ def alone_in(path: Path) -> Iterator[None]:
     except ImportError:  # not on Windows; there, nobody is kept out
         yield
         return
-    with (path / ".lock").open("w") as file:
+    with writing(path):
+        file = (path / ".lock").open("w")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"out = {str(path)!r}: another process is at work there; choose another folder") from None
+        except OSError:  # a file system without locks
+            pass
         yield
 
 
@@ -91,13 +95,18 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid JSON ({error}); was it cut short?") from None
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Give a temporary folder beside `path`; on success it takes the place of `path` in one rename."""
+    """Give a temporary folder beside `path`; on success it takes the place of `path`, whole.
+
+    Where `path` is already there, the old one is moved aside first and removed after.
+    """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
@@ -115,13 +124,15 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _replace_folder(new: Path, path: Path) -> None:
-    old = path.with_name(f".{path.name}.{os.getpid()}.old")
-    if path.exists():
-        path.rename(old)
+    if not path.exists():
+        new.rename(path)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+    path.rename(aside / path.name)
     try:
         new.rename(path)
     except OSError:
-        if old.exists():
-            old.rename(path)
+        (aside / path.name).rename(path)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

@@ -56,6 +56,7 @@ class Learner:
         self.pool = torch.zeros(m, dtype=torch.bool, device=device)
         self.ever_pooled = torch.zeros(m, dtype=torch.bool, device=device)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def step(self, x: Tensor, step: int, measure: bool = True) -> Stats | None:
         """One optimiser step on x [B, d]; `step` counts from 0. Measurements cost a little: only on request."""

@@ -7,26 +7,38 @@ from pathlib import Path
 
 import torch
 
-from sampled_sae.config import Everything, SAEConfig
+from sampled_sae.config import SAEConfig
 from sampled_sae.errors import UserError
+from sampled_sae.pool_config import Everything
 from sampled_sae.scores import get_score
+
+LIBRARIES = 64 * 2**20
+"""What torch's own buffers were seen to take on top."""
 
 
 def needed(configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.dtype) -> int:
-    """Bytes that training these SAEs side by side takes at its peak, from the shapes alone."""
+    """Bytes that training these SAEs side by side takes at its peak, from the shapes alone.
+
+    What the activations themselves take is not counted: it is there already, or stays on disk.
+    """
     # Kept for every SAE: weights and Adam's two moments.
     kept = sum(3 * (2 * c.latents * d + c.latents + d) + 3 * c.latents for c in configs)
     # Held for one SAE at a time: gradients with one working copy, activations, dead latents' copies.
-    return dtype.itemsize * (kept + max(_working(c, d, batch_size) for c in configs))
+    values = kept + max(_working(c, d, batch_size) for c in configs)
+    return int(1.1 * dtype.itemsize * values) + LIBRARIES
 
 
 def _working(config: SAEConfig, d: int, batch_size: int) -> int:
-    m = config.latents
-    activations = 1.5 * m * batch_size  # values, and masks of one byte each
+    m, scope = config.latents, config.pool.scope
+    activations = 2 * m * batch_size  # values, a working copy at the end, and masks of one byte each
     if not isinstance(config.pool.size, Everything):
         activations += batch_size * config.pool.size.latents(config.k, m)
         if get_score(config.pool.score).needs_activations:
             activations += batch_size * m  # a score's working copy
+        smallest = min(batch_size, scope.tokens or batch_size, scope.then or batch_size)
+        activations += 8 * m * (batch_size // smallest)  # scores, keys and masks of every group's pool
+        if config.pool.score == "leverage":
+            activations += 3 * batch_size * smallest
     auxk = (2 * m * d + 3 * m * batch_size) if config.auxk.alpha > 0 else 0
     kept = 6 * config.k * batch_size
     return int(3 * m * d + max(activations + kept, auxk) + 6 * batch_size * d)

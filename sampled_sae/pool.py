@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from sampled_sae.config import Annealed, Constant, PoolConfig, Released, Scope
 from sampled_sae.errors import UserError
+from sampled_sae.pool_config import Annealed, Constant, PoolConfig, Released, Scope
 
 
 def size_at(pool: PoolConfig, k: int, m: int, step: int, steps: int) -> int:

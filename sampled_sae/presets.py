@@ -6,16 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from sampled_sae.config import (
-    Annealed,
-    Everything,
-    Fraction,
-    Multiplier,
-    PoolConfig,
-    Released,
-    SAEConfig,
-    Scope,
-)
+from sampled_sae.config import SAEConfig
+from sampled_sae.pool_config import Annealed, Everything, Fraction, Multiplier, PoolConfig, Released, Scope
 
 
 def batchtopk(latents: int, k: int, **settings: Any) -> SAEConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,14 @@ class SAE(nn.Module):
         """Make an SAE trained on x/c take x, in place: biases and thresholds grow by c, directions stay."""
         for tensor in (self.b_enc, self.b_dec, self.threshold, self.threshold_ema):
             tensor.mul_(c)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SAE:
+        """Where `to`, `cuda`, `bfloat16` and the like end up: thresholds move along, but stay in float32."""
+        kept = {name: getattr(self, name) for name in ("threshold", "threshold_ema")}
+        super()._apply(fn, recurse)
+        for name, value in kept.items():
+            setattr(self, name, value.to(getattr(self, name).device))
         return self
 
     def save(self, folder: str | Path) -> Path:

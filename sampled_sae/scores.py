@@ -43,6 +43,9 @@ class Score(NamedTuple):
             q = self.function(Z, generator=generator) if self.takes_generator else self.function(Z)
         if self.ours:
             return q
+        if not isinstance(q, Tensor):
+            raise UserError(f"score {self.name!r} returned a {type(q).__name__}: it must return a tensor")
+        q = q.to(torch.float32) if not q.is_floating_point() else q
         expected = (*Z.shape[:-2], Z.shape[-1])
         if q.shape != expected:
             raise UserError(
@@ -85,7 +88,10 @@ def load_scores(script: Path) -> None:
     """Run a user's Python file so that the scores in it become known by name."""
     if not script.is_file():
         raise UserError(f"scores from {str(script)!r}: no such Python file")
-    runpy.run_path(str(script))
+    try:
+        runpy.run_path(str(script))
+    except Exception as error:
+        raise UserError(f"scores from {str(script)!r}: {type(error).__name__}: {error}") from error
 
 
 @register_score("l2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import signal
 import sys
@@ -30,7 +31,7 @@ from sampled_sae.sae import SAE
 
 def train(
     activations: Any,
-    configs: Sequence[SAEConfig],
+    configs: Sequence[SAEConfig] | SAEConfig,
     *,
     steps: int,
     batch_size: int = 4096,
@@ -50,15 +51,20 @@ def train(
     """Train one SAE for each configuration, all of them on the same batches, and return them in order.
 
     `activations` is a tensor, a memory map or any iterable of [B, d] or [B, L, d] batches. With `out`
-    the run keeps a log and checkpoints there and saves each SAE in `out`/NAME; `resume=True` goes on
+    the run keeps a log and checkpoints there and saves each SAE in `out`/saes/NAME; `resume=True` goes on
     from the last checkpoint and ends with the same weights as if nothing had happened. `heldout` gives
     tokens for calibration; otherwise some of the activations are set aside. Input units do not matter:
     the returned SAEs take raw activations.
     """
     shared = TrainConfig(steps, batch_size, seed, normalize, heldout_tokens, log_every, checkpoint_every)
-    if not configs:
+    listed = [configs] if isinstance(configs, SAEConfig) else list(configs)
+    if not listed:
         raise UserError("configs = []: must hold at least one SAEConfig")
-    full = named(list(configs), seed)
+    full = named(listed, shared.seed)
+    for config in full:
+        for tokens in (config.pool.scope.tokens, config.pool.scope.then):
+            if tokens is not None and shared.batch_size % min(tokens, shared.batch_size):
+                raise UserError(f"{config.name}: scope of {tokens} tokens: must divide batch_size = {batch_size}")
     place = usable_device(device)
     folder = None if out is None else Path(out)
     say: Callable[[str], None] = (lambda line: print(line, file=sys.stderr)) if progress else (lambda line: None)
@@ -71,8 +77,9 @@ def train(
         stream = open_stream(activations, batch_size, heldout_tokens, seed, heldout)
         say(memory.check(full, stream.width, batch_size, place, dtype))
         run.begin(stream)
-        run.loop(stream, log_to, progress)
-        return run.finish(stream)
+        with stop_on_interrupt() as stopped:
+            run.loop(stream, log_to, progress, stopped)
+            return run.finish(stream)
 
 
 class Run:
@@ -94,6 +101,8 @@ class Run:
         self.step = 0
         self.saved_step = -1
         self.scale = 1.0
+        self.seconds = 0.0
+        self.heldout = ""
         self.restored: checkpoint.Checkpoint | None = None
 
     def describe(self) -> dict[str, Any]:
@@ -102,7 +111,8 @@ class Run:
         for free in ("log_every", "checkpoint_every"):  # may change between two parts of a run
             settings.pop(free)
         saes = [to_dict(config) for config in self.configs]
-        return {"train": settings, "dtype": str(self.dtype).removeprefix("torch."), "saes": saes}
+        kind = {"dtype": str(self.dtype).removeprefix("torch."), "device": self.device.type}
+        return {"train": settings, **kind, "saes": saes}
 
     def open_folder(self, resume: bool) -> list[SAE] | None:
         """Look at what `out` holds; returns the SAEs if the run there is already finished."""
@@ -112,18 +122,25 @@ class Run:
             return None
         description, record = self.describe(), self.out / "run.json"
         if not record.exists():
+            if self._checkpoints().exists():
+                raise UserError(f"out = {str(self.out)!r}: holds checkpoints of another run; choose another folder")
             return None
         if not resume:
             raise UserError(f"out = {str(self.out)!r}: holds a run already; resume it or choose another folder")
-        difference = checkpoint.first_difference(read_json(record)["config"], description)
+        content = read_json(record)
+        if not isinstance(content, dict) or "config" not in content:
+            raise UserError(f"{record}: not the record of a training run; choose another folder")
+        difference = checkpoint.first_difference(content["config"], description)
         if difference:
             raise UserError(f"{record}: the run there has another configuration: {difference}")
-        if all((self.out / str(c.name) / "cfg.json").exists() for c in self.configs):
+        if content.get("finished"):
             checkpoint.remove_all(self._checkpoints())
-            return [SAE.load(self.out / str(c.name), self.device) for c in self.configs]
+            return [SAE.load(self._folder(config), self.device) for config in self.configs]
         self.restored = checkpoint.load_latest(self._checkpoints(), description, self.say)
         return None
 
+    # Whoever collects activations in inference mode, in a generator or around the call, leaves it switched on here.
+    @torch.inference_mode(False)
     def begin(self, stream: Stream) -> None:
         """Make the learners, or bring them back from the checkpoint."""
         for config in self.configs:
@@ -131,43 +148,54 @@ class Run:
             self.learners.append(Learner(config, stream.width, self.shared.steps, config.seed, self.device, self.dtype))
         if self.restored is not None:
             self.step = self.saved_step = self.restored.step
-            self.scale = self.restored.extra["scale"]
-            width = self.restored.extra["width"]
-            if width != stream.width:
-                raise UserError(f"activations have width {stream.width}: the checkpoint's have width {width}")
+            extra = self.restored.extra
+            self.scale, self.seconds = extra["scale"], extra["seconds"]
+            if extra["width"] != stream.width or extra["heldout"] != fingerprint(stream.heldout):
+                raise UserError(
+                    f"activations (width {stream.width}): not those that the run in {self.out} began with "
+                    f"(width {extra['width']}); resume it with the same ones"
+                )
+            self.heldout = extra["heldout"]
             for learner in self.learners:
                 learner.load_state(self.restored.states[str(learner.config.name)])
             self.say(f"resumed at step {self.step}")
-        elif self.shared.normalize:
-            self.scale = input_scale(stream.heldout)
+        else:
+            self.heldout = fingerprint(stream.heldout)
+            if self.shared.normalize:
+                self.scale = input_scale(stream.heldout)
         if self.out is not None and not (self.out / "run.json").exists():
-            content = {"config": self.describe(), "device": str(self.device), "versions": versions()}
-            write_json(self.out / "run.json", content | {"git_commit": git_commit()})
+            self._record(finished=False)
 
-    def loop(self, stream: Stream, log_to: Iterable[str], progress: bool) -> None:
+    def _record(self, finished: bool) -> None:
+        """Write `run.json`: what the run is, and whether it has come to its end."""
+        assert self.out is not None
+        origin = {"versions": versions(), "git_commit": git_commit()}
+        write_json(self.out / "run.json", {"config": self.describe(), **origin, "finished": finished})
+
+    def loop(self, stream: Stream, log_to: Iterable[str], progress: bool, stopped: Callable[[], bool]) -> None:
         """Train until the last step, or until the user interrupts."""
         sinks = open_sinks(self.out, log_to, self.step)
         bar = show(self.shared.steps, self.step, enabled=progress)
-        first, begun, fve = self.step, time.monotonic(), ""
+        first, before, begun, fve = self.step, self.seconds, time.monotonic(), ""
         try:
-            with stop_on_interrupt() as stopped:
-                while self.step < self.shared.steps:
-                    x = self._scaled(stream.batch(self.step))
-                    logging = self.step % self.shared.log_every == 0 or self.step == self.shared.steps - 1
-                    all_stats = [learner.step(x, self.step, measure=logging) for learner in self.learners]
-                    if logging:
-                        speed = (self.step + 1 - first) * len(x) / (time.monotonic() - begun)
-                        lines = [self._line(p, s, speed) for p, s in zip(self.learners, all_stats, strict=True) if s]
-                        for sink in sinks:
-                            for line in lines:
-                                sink.write(line)
-                        fve = f"FVE {min(li['fve'] for li in lines):.3f} to {max(li['fve'] for li in lines):.3f}"
-                    self.step += 1
-                    bar.update(self.step, fve)
-                    if stopped():
-                        raise self._interrupted()
-                    if self.step % self.shared.checkpoint_every == 0 and self.step < self.shared.steps:
-                        self.save_checkpoint()
+            while self.step < self.shared.steps:
+                x = self._scaled(stream.batch(self.step))
+                logging = self.step % self.shared.log_every == 0 or self.step == self.shared.steps - 1
+                all_stats = [learner.step(x, self.step, measure=logging) for learner in self.learners]
+                if logging:
+                    speed = (self.step + 1 - first) * len(x) / (time.monotonic() - begun)
+                    lines = [self._line(p, s, speed) for p, s in zip(self.learners, all_stats, strict=True) if s]
+                    for sink in sinks:
+                        for line in lines:
+                            sink.write(line)
+                    fve = f"FVE {min(li['fve'] for li in lines):.3f} to {max(li['fve'] for li in lines):.3f}"
+                self.step += 1
+                self.seconds = before + time.monotonic() - begun
+                bar.update(self.step, fve)
+                if stopped():
+                    raise self._interrupted()
+                if self.step % self.shared.checkpoint_every == 0 or self.step == self.shared.steps:
+                    self.save_checkpoint()
         finally:
             bar.close()
             for sink in sinks:
@@ -184,6 +212,7 @@ class Run:
         lr = learner.config.optimizer.lr
         return UserError(f"{learner.config.name}: {what} by step {self.step}: try a lower lr than {lr:g}{kept}")
 
+    @torch.inference_mode(False)
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self.device, self.dtype) / self.scale
 
@@ -198,17 +227,19 @@ class Run:
         return self.out / "checkpoints"
 
     def save_checkpoint(self) -> None:
-        """Keep the run as it is now, if it has a folder."""
-        if self.out is None:
-            return
+        """Keep the run as it is now, if it has a folder; weights that are not finite end the run instead."""
         for learner in self.learners:
             if not all(bool(torch.isfinite(weight).all()) for weight in learner.weights):
                 raise self._diverged(learner, "the weights are no longer finite")
+        if self.out is None:
+            return
         states = {str(learner.config.name): learner.state() for learner in self.learners}
-        extra = {"scale": self.scale, "width": len(self.learners[0].weights.b_dec)}
+        width = len(self.learners[0].weights.b_dec)
+        extra = {"scale": self.scale, "seconds": self.seconds, "width": width, "heldout": self.heldout}
         checkpoint.save(self._checkpoints(), checkpoint.Checkpoint(self.step, self.describe(), states, extra))
         self.saved_step = self.step
 
+    @torch.inference_mode(False)
     def finish(self, stream: Stream) -> list[SAE]:
         """Calibrate, fold the input's scale into the weights, save; the SAEs take raw activations."""
         x = stream.heldout.to(self.device, self.dtype)
@@ -216,9 +247,10 @@ class Run:
         for learner in self.learners:
             sae = learner.sae().rescale_(self.scale)
             if len(x):
-                sae.threshold.fill_(calibrated_threshold(sae, x, learner.config.k))
+                sae.threshold.fill_(calibrated_threshold(sae, x, learner.config.k, self.shared.batch_size))
             sae.metadata["training"] = self.describe()["train"] | {
                 "scale": self.scale,
+                "seconds": self.seconds / len(self.learners),
                 "dead": float(learner.dead().float().mean()),
                 "ever_pooled": float(learner.ever_pooled.float().mean()),
                 "heldout_tokens_used": len(x),
@@ -227,12 +259,21 @@ class Run:
             }
             saes.append(sae)
         if self.out is not None:
-            # Until all of them lie there, the run counts as unfinished and the checkpoint as needed.
-            self.save_checkpoint()
             for sae, learner in zip(saes, self.learners, strict=True):
-                sae.save(self.out / str(learner.config.name))
+                sae.save(self._folder(learner.config))
+            # Only now is the last checkpoint no longer needed.
+            self._record(finished=True)
             checkpoint.remove_all(self._checkpoints())
         return saes
+
+    def _folder(self, config: SAEConfig) -> Path:
+        assert self.out is not None
+        return self.out / "saes" / str(config.name)
+
+
+def fingerprint(x: torch.Tensor) -> str:
+    """A short digest of the first tokens of x [n, d], to tell activations apart."""
+    return hashlib.sha256(x[:256].float().cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def usable_device(name: str | torch.device | None) -> torch.device:

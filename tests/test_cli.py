@@ -68,7 +68,7 @@ def test_configurations_from_a_file(acts, tmp_path):
 
     (tmp_path / "c.json").write_text(json.dumps([to_dict(ss.released(32, 2, score="l1", name="mine"))]))
     done = run("train", acts, "--out", tmp_path / "run", *SMALL, "--configs", tmp_path / "c.json")
-    assert ss.SAE.load(tmp_path / "run" / "mine").config.pool.score == "l1", done.stderr
+    assert ss.SAE.load(tmp_path / "run" / "saes" / "mine").config.pool.score == "l1", done.stderr
 
 
 def test_a_users_own_score(acts, tmp_path):
@@ -80,6 +80,8 @@ def test_a_users_own_score(acts, tmp_path):
     done = run(*words, "--out", tmp_path / "run", "--load-scores", script)
     assert done.stdout.strip().endswith("biggest-l5-s0"), done.stderr
     refused(run(*words, "--out", tmp_path / "other"), "score = 'biggest': unknown")
+    script.write_text("def broken(:\n")
+    refused(run(*words, "--out", tmp_path / "other", "--load-scores", script), "SyntaxError")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,12 @@ def test_bad_files_are_one_line_and_exit_code_2(acts, tmp_path, activations):
         return run("train", path, "--out", tmp_path / "run", *SMALL)
 
     refused(train(tmp_path / "absent.npy"), "cannot be read")
+    refused(train(tmp_path), "must be a file ending in")
+    np.save(tmp_path / "objects.npy", np.array([None, 1]), allow_pickle=True)
+    refused(train(tmp_path / "objects.npy"), "cannot be read")
+    refused(run("train", acts, "--out", tmp_path / "run", *SMALL, "--configs", tmp_path), "cannot be read")
+    refused(run("merge", "--out", tmp_path / "m"), "must name at least one folder")
+    refused(run("synthetic", "--device", "cuda:7", "--out", tmp_path / "m"), "device = 'cuda:7': cannot be used")
     (tmp_path / "x.csv").write_text("1,2")
     refused(train(tmp_path / "x.csv"), "must be a file ending in .npy, .safetensors, .pt")
     (tmp_path / "cut.npy").write_bytes(acts.read_bytes()[:1000])

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sampled_sae import scores
-from sampled_sae.config import Annealed, Everything, Fraction, Multiplier, PoolConfig, Released, Scope, Size
 from sampled_sae.errors import UserError
 from sampled_sae.pool import churn, draw, group_at, highest, size_at
+from sampled_sae.pool_config import Annealed, Everything, Fraction, Multiplier, PoolConfig, Released, Scope, Size
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from sampled_sae import reference
 from sampled_sae.candidates import candidates
-from sampled_sae.config import Fraction, Multiplier, PoolConfig, SAEConfig, Scope
+from sampled_sae.config import SAEConfig
 from sampled_sae.initialise import start_parameters
+from sampled_sae.pool_config import Fraction, Multiplier, PoolConfig, Scope
 from sampled_sae.step import Parameters, keep_largest, loss_and_gradients
 
 

@@ -13,9 +13,10 @@ import torch
 import sampled_sae as ss
 from sampled_sae import checkpoint, trainer
 from sampled_sae import learner as learner_module
-from sampled_sae.config import AuxKConfig, Fraction, PoolConfig, Released, SAEConfig, Scope, Size
+from sampled_sae.config import AuxKConfig, SAEConfig
 from sampled_sae.evals.reconstruction import by_threshold
 from sampled_sae.learner import Learner
+from sampled_sae.pool_config import Annealed, Fraction, PoolConfig, Released, Scope, Size
 from sampled_sae.runlog import read_log
 
 QUIET = {"progress": False, "batch_size": 200, "device": "cpu"}
@@ -90,7 +91,7 @@ def test_saved_on_raw_activations_equals_trained_on_scaled_ones(activations, tmp
     raw = 37.0 * activations + 5
     config = ss.batchtopk(48, 4)
     [saved] = ss.train(raw, [config], steps=30, out=tmp_path / "run", **QUIET)
-    saved = ss.SAE.load(tmp_path / "run" / "batchtopk-s0")
+    saved = ss.SAE.load(tmp_path / "run" / "saes" / "batchtopk-s0")
     c = saved.metadata["training"]["scale"]
     learner = Learner(config, 16, 30, 0, torch.device("cpu"), torch.float32)
     stream = trainer.open_stream(raw, 200, 65_536, 0)
@@ -195,9 +196,9 @@ def child(out, how, **options):
 
 
 def finished_weights(out):
-    names = sorted(path.parent.name for path in out.glob("*/cfg.json"))
-    assert len(names) == 3
-    return [ss.SAE.load(out / name) for name in names]
+    folders = sorted((out / "saes").iterdir())
+    assert len(folders) == 3
+    return [ss.SAE.load(folder) for folder in folders]
 
 
 def test_killed_at_any_moment_and_resumed_ends_the_same(tmp_path):
@@ -261,3 +262,66 @@ def test_weights_that_are_not_finite_stop_the_run_and_are_never_saved(log_every,
     with pytest.raises(ss.UserError, match=line):
         ss.train(activations, [ss.batchtopk(48, 4)], **run)
     assert sorted(path.name[-2:] for path in (tmp_path / "checkpoints").iterdir()) == ["05", "10"]
+
+
+def test_defaults_of_the_last_step_are_checked_without_a_folder(activations):
+    config = replace(ss.batchtopk(48, 4), optimizer=ss.OptimizerConfig(lr=3e38, warmup_steps=0, clip=float("inf")))
+    with pytest.raises(ss.UserError, match="no longer finite by step 1"):
+        ss.train(activations, [config], steps=1, **QUIET)
+
+
+def test_activations_collected_in_inference_mode(activations):
+    def collect():
+        with torch.inference_mode():
+            for _ in range(30):
+                yield activations[:500] * 1.0
+
+    [sae] = ss.train(collect(), ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET)
+    [same] = ss.train(
+        (activations[:500] for _ in range(30)), ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET
+    )
+    assert same_weights(sae, same)
+    with torch.inference_mode():
+        ss.train(activations, [ss.batchtopk(48, 4)], steps=3, **QUIET)
+
+
+def test_a_bad_scope_is_refused_before_anything_is_done(activations, tmp_path):
+    config = SAEConfig(48, 4, pool=PoolConfig(scope=Scope(tokens=1, then=30, until=0.7)))
+    with pytest.raises(ss.UserError, match="scope of 30 tokens: must divide batch_size = 200"):
+        ss.train(activations, [config], steps=10, out=tmp_path / "run", **QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_refuses_other_activations_and_odd_folders(activations, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    common = {"steps": 20, "out": out, "checkpoint_every": 5, **QUIET}
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Run, "finish", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
+        with pytest.raises(RuntimeError):
+            ss.train(activations, [ss.batchtopk(48, 4)], **common)
+    with pytest.raises(ss.UserError, match="not those that the run"):
+        ss.train(2 * activations, [ss.batchtopk(48, 4)], resume=True, **common)
+    (out / "run.json").rename(tmp_path / "kept.json")
+    with pytest.raises(ss.UserError, match="holds checkpoints of another run"):
+        ss.train(activations, [ss.batchtopk(48, 4)], **common)
+    (out / "run.json").write_text("{}")
+    with pytest.raises(ss.UserError, match="not the record of a training run"):
+        ss.train(activations, [ss.batchtopk(48, 4)], resume=True, **common)
+    (tmp_path / "kept.json").rename(out / "run.json")
+    [sae] = ss.train(activations, [ss.batchtopk(48, 4)], resume=True, **common)
+    [again] = ss.train(activations, [ss.batchtopk(48, 4)], resume=True, **common)
+    assert same_weights(sae, again)
+    assert json.loads((out / "run.json").read_text())["finished"] is True
+    assert not (out / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("refresh", [1, 10])
+def test_a_kept_pool_is_drawn_as_often_as_asked_also_while_it_grows(refresh, activations):
+    pool = PoolConfig("uniform", Fraction(0.3), schedule=Annealed(1.0), refresh=refresh)
+    learner = Learner(SAEConfig(48, 4, pool=pool), 16, 100, 0, torch.device("cpu"), torch.float32)
+    pools = []
+    for step in range(60):
+        learner.step(activations[:200], step, measure=False)
+        pools.append(tuple(learner.pool.tolist()))
+    assert len(set(pools)) == 60 // refresh
+    assert sum(pools[0]) < sum(pools[-1])

@@ -125,7 +125,8 @@ def descend(d: int, k: int, seed: int = 0) -> Tensor:
     and numbers of threads, and the search magnifies it: there, one seed can give different rows.
     """
     _check_sizes(d, k)
-    generator = torch.Generator().manual_seed(seed)
+    # Not the plain seed: an SAE of the same seed would draw its start from the same numbers.
+    generator = torch.Generator().manual_seed(seed ^ 0x5DEECE66D)
     rows = normalize(torch.randn(k, d, generator=generator), dim=1)
     steps = max(100, min(600, int(150 * 256 * 1024**2 / (d * k * k))))
     momentum, energy = torch.zeros_like(rows), 0.0

@@ -6,6 +6,7 @@ Held-out tokens are set aside first and never trained on.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Protocol
 
@@ -14,6 +15,9 @@ import torch
 from torch import Tensor
 
 from sampled_sae.errors import UserError
+
+END = object()
+"""What an exhausted iterator gives; an item that is None is an error, not the end."""
 
 
 class Stream(Protocol):
@@ -65,7 +69,10 @@ def open_stream(
 
 def check_batch(batch: Any, width: int | None, where: str) -> Tensor:
     """A batch [..., d] -> [n, d], or a clear line about what is wrong with it."""
-    tensor = torch.from_numpy(np.ascontiguousarray(batch)) if isinstance(batch, np.ndarray) else batch
+    tensor = batch
+    if isinstance(batch, np.ndarray) and batch.dtype.kind in "fiub":
+        native = batch.astype(np.float64 if batch.dtype.itemsize > 8 else batch.dtype.newbyteorder("="))
+        tensor = torch.from_numpy(np.ascontiguousarray(native))
     if not isinstance(tensor, Tensor):
         raise UserError(f"{where} is a {type(batch).__name__}: must be a tensor or an array [B, d] or [B, L, d]")
     if tensor.ndim < 2 or not tensor.is_floating_point():
@@ -78,6 +85,8 @@ def check_batch(batch: Any, width: int | None, where: str) -> Tensor:
     if not torch.isfinite(tensor).all():
         row = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
         raise UserError(f"{where}: NaN or infinity (first in row {row}): activations must be finite")
+    if tensor.dtype == torch.float64 and not torch.isfinite(tensor.float()).all():
+        raise UserError(f"{where}: values beyond the range of float32, in which SAEs are trained; scale them down")
     return tensor
 
 
@@ -139,15 +148,16 @@ class EndlessStream:
 class IterableStream:
     """An iterable of [B, d] or [B, L, d] batches of any size, cut anew into batches of `batch_size`.
 
-    One that can be iterated again (a list, a data set) is read as often as needed; a generator once. To
-    go on after an interruption, the tokens that were used are read and dropped, so it must repeat itself.
+    One that can be iterated again (a list, a data set) is read as often as needed; a generator once. Each
+    pass must begin with the same tokens, for those are held out. To go on after an interruption, the tokens
+    that were used are read and dropped, so the stream must repeat itself.
     """
 
     def __init__(self, batches: Iterable[Any], batch_size: int, heldout_tokens: int):
         self.source, self.batch_size = batches, batch_size
         self.iterator: Iterator[Any] = iter(batches)
         self.again = self.iterator is not iter(batches)
-        self.spare: list[Tensor] = []
+        self.spare: deque[Tensor] = deque()
         self.read = self.position = 0
         first = self._next()
         if first is None:
@@ -170,8 +180,13 @@ class IterableStream:
     def _batch(self, index: int) -> Tensor:
         batch = self._take(self.batch_size)
         if batch is None and self.again and self.position:
-            self.iterator, self.spare = iter(self.source), []
-            self._take(self.held)  # held out in every pass
+            self.iterator, self.spare = iter(self.source), deque()
+            again = self._take(self.held)
+            if again is None or not torch.equal(again, self.heldout[: self.held]):
+                raise UserError(
+                    "activations: a new pass over the stream begins with other tokens, so held-out tokens would be "
+                    "trained on: give held-out tokens of your own (heldout), or a stream that repeats itself"
+                )
             batch = self._take(self.batch_size)
         if batch is None:
             raise UserError(
@@ -182,8 +197,8 @@ class IterableStream:
         return batch
 
     def _next(self) -> Tensor | None:
-        raw = next(self.iterator, None)
-        if raw is None:
+        raw = next(self.iterator, END)
+        if raw is END:
             return None
         self.read += 1
         width = getattr(self, "width", None)
@@ -196,6 +211,11 @@ class IterableStream:
             if batch is None:
                 return None
             self.spare.append(batch)
-        everything = torch.cat(self.spare) if self.spare else torch.empty(0, self.width)
-        self.spare = [everything[tokens:]] if len(everything) > tokens else []
-        return everything[:tokens].clone()
+        parts = []
+        while tokens:
+            first = self.spare.popleft()
+            parts.append(first[:tokens])
+            if len(first) > tokens:
+                self.spare.appendleft(first[tokens:])  # a view: only what is used is copied
+            tokens -= len(parts[-1])
+        return torch.cat(parts) if parts else torch.empty(0, self.width)

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from sampled_sae.checks import require
 from sampled_sae.data.frames import coherence, low_coherence
 from sampled_sae.data.stream import Endless
-from sampled_sae.errors import UserError
 
 BUCKETS = ("LF+HA", "HF+HA", "LF+LA", "HF+LA")
 PAPER_COUNTS = (265, 237, 288, 234)  # features in each bucket, from the paper's table
@@ -28,11 +28,6 @@ PAPER_COUNTS = (265, 237, 288, 234)  # features in each bucket, from the paper's
 Split = Literal["train", "heldout"]
 _CHUNK = 1024  # samples made at one time for the fixed data set
 _STREAMS = {"train": 0, "heldout": 1, "fixed": 2, "buckets": 3}
-
-
-def _require(condition: bool, field: str, value: object, right: str) -> None:
-    if not condition:
-        raise UserError(f"{field}={value!r}: must be {right}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +56,19 @@ class SyntheticConfig:
     """Decides the dictionary, the buckets and every sample."""
 
     def __post_init__(self) -> None:
-        _require(self.d >= 2, "d", self.d, "an integer of at least 2")
-        _require(self.features >= 1, "features", self.features, "an integer of at least 1")
+        require(self.d >= 2, "d", self.d, "must be an integer of at least 2")
+        require(self.features >= 1, "features", self.features, "must be an integer of at least 1")
         for name in ("p_low", "p_high"):
             value = getattr(self, name)
-            _require(0 < value <= 1, name, value, "above 0 and at most 1")
+            require(0 < value <= 1, name, value, "must be above 0 and at most 1")
         for name in ("sigma_low", "sigma_high"):
             value = getattr(self, name)
-            _require(0 < value < math.inf, name, value, "a finite number above 0")
-        _require(self.buckets in ("equal", "random"), "buckets", self.buckets, "'equal' or 'random'")
+            require(0 < value < math.inf, name, value, "must be a finite number above 0")
+        require(self.buckets in ("equal", "random"), "buckets", self.buckets, "must be 'equal' or 'random'")
         signs = ("signed", "non_negative")
-        _require(self.coefficients in signs, "coefficients", self.coefficients, f"one of {signs}")
-        _require(self.noise_db >= -100, "noise_db", self.noise_db, "at least -100 decibels, or inf")
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "an integer from 0 to 2^63 - 1")
+        require(self.coefficients in signs, "coefficients", self.coefficients, f"must be one of {signs}")
+        require(self.noise_db >= -100, "noise_db", self.noise_db, "must be at least -100 decibels, or inf")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "must be an integer from 0 to 2^63 - 1")
 
     @property
     def bucket_p(self) -> tuple[float, float, float, float]:
@@ -138,8 +133,8 @@ class SyntheticData(Endless):
 
     def batch(self, index: int, size: int, split: Split = "train") -> Tensor:
         """Fresh samples number `index`; [size, d]. Decided by the config's seed and the arguments alone."""
-        _require(split in ("train", "heldout"), "split", split, "'train' or 'heldout'")
-        _require(size >= 1, "size", size, "at least 1 sample")
+        require(split in ("train", "heldout"), "split", split, "must be 'train' or 'heldout'")
+        require(size >= 1, "size", size, "must be at least 1 sample")
         return self.sample(size, self._generator(split, index))
 
     def fixed(self, n: int) -> Tensor:
@@ -187,7 +182,7 @@ class SyntheticData(Endless):
 
     def _fixed_chunks(self, n: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Samples and codes of the fixed data set, piece by piece: codes take features / d times the room."""
-        _require(n >= 1, "n", n, "at least 1 sample")
+        require(n >= 1, "n", n, "must be at least 1 sample")
         for start in range(0, n, _CHUNK):
             # Always a whole chunk, cut afterwards, so that the samples do not depend on n.
             x, codes = self.sample_with_codes(_CHUNK, self._generator("fixed", start // _CHUNK))
@@ -215,7 +210,7 @@ def stream_seed(seed: int, stream: str, index: int) -> int:
     The CPU generator of torch looks at the low 32 bits only. With random low bits, two of 65,000 batches
     would be likely to coincide, so the low bits are a one-to-one function of (stream, index) for each seed.
     """
-    _require(0 <= index < 2**30, "index", index, "from 0 to 2^30 - 1")
+    require(0 <= index < 2**30, "index", index, "must be from 0 to 2^30 - 1")
     key = _splitmix64(seed)
     place = index * len(_STREAMS) + _STREAMS[stream]
     high = _splitmix64(key ^ place) >> 33

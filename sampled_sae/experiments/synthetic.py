@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from sampled_sae.checkpoint import first_difference
 from sampled_sae.config import AuxKConfig, OptimizerConfig, to_dict
@@ -20,7 +17,7 @@ from sampled_sae.experiments.synthetic_grid import Cell, grid
 from sampled_sae.files import make_folder, read_json, write_json, write_text
 from sampled_sae.provenance import git_commit, versions
 from sampled_sae.sae import SAE
-from sampled_sae.trainer import train
+from sampled_sae.trainer import train, usable_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +103,12 @@ def run(
     progress: bool = True,
 ) -> dict[str, Any]:
     """Train the whole grid, measure every SAE, write and return `out`/results.json."""
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    place = usable_device(device)
     data = SyntheticData(experiment.data, device=place)
     cells = grid(experiment)
     configs = [
         replace(cell.config, seed=seed, name=f"{cell.name}-s{seed}") for cell in cells for seed in experiment.seeds
     ]
-    began = time.monotonic()
     saes = train(
         data if experiment.samples is None else data.fixed(experiment.samples),
         configs,
@@ -128,7 +124,6 @@ def run(
         checkpoint_every=max(1, experiment.steps // 5),
         progress=progress,
     )
-    seconds = (time.monotonic() - began) / len(saes)
     measure = Measurement(data, experiment)
     labels = [cell for cell in cells for _ in experiment.seeds]
     results = {
@@ -141,12 +136,10 @@ def run(
             "normalize": experiment.normalize,
         },
         "seed": experiment.seeds[0],
-        "device": place,
+        "device": str(place),
         "versions": versions(),
         "git_commit": git_commit(),
-        "saes": [
-            describe(cell, sae) | measure(sae) | {"seconds": seconds} for cell, sae in zip(labels, saes, strict=True)
-        ],
+        "saes": [describe(cell, sae) | measure(sae) for cell, sae in zip(labels, saes, strict=True)],
     }
     write_json(out / "results.json", results)
     return results
@@ -193,12 +186,16 @@ class Measurement:
             "ever_pooled": sae.metadata["training"]["ever_pooled"],
             "recovery": bucket_recovery(matching.similarity, self.data.bucket, BUCKETS),
             "fidelity": fidelity,
+            "seconds": sae.metadata["training"]["seconds"],
         }
 
 
 def merge(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     """Put the results of several runs (other seeds, other machines) of one experiment together into `out`."""
     parts = [read_json(folder / "results.json") for folder in folders]
+    for folder, part in zip(folders, parts, strict=True):
+        if not isinstance(part, dict) or not {"data", "train", "saes"} <= part.keys():
+            raise UserError(f"{folder / 'results.json'}: not a result of the synthetic experiment")
     merged = parts[0] | {"saes": [sae for part in parts for sae in part["saes"]]}
     for folder, part in zip(folders, parts, strict=True):
         for key, old, new in (

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sampled_sae import presets
-from sampled_sae.config import Fraction, PoolConfig, SAEConfig
+from sampled_sae.config import SAEConfig
 from sampled_sae.errors import UserError
+from sampled_sae.pool_config import Fraction, PoolConfig
 
 if TYPE_CHECKING:
     from sampled_sae.experiments.synthetic import Experiment

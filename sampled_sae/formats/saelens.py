@@ -19,12 +19,17 @@ from sampled_sae.errors import UserError
 from sampled_sae.files import new_folder, read_json
 from sampled_sae.sae import SAE
 
+FILES = {"cfg.json", "sae_weights.safetensors", "sampled_sae.json", "sparsity.safetensors"}
+
 SAELENS_VERSION = "6.0.0"
 """The format's version; SAELens would read a folder that names none as one of its version 5."""
 
 
 def save(sae: SAE, folder: Path) -> Path:
-    """Write the folder whole or not at all; one that is there already is replaced."""
+    """Write the folder whole or not at all; an SAE that is there already is replaced, nothing else is."""
+    folder = folder.resolve()
+    if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - FILES):
+        raise UserError(f"{folder}: holds something else than an SAE; save into a new folder")
     weights = {
         "W_enc": sae.W_enc,
         "W_dec": sae.W_dec,
@@ -74,9 +79,14 @@ def load(folder: Path) -> SAE:
         ("architecture", "jumprelu"),
         ("apply_b_dec_to_input", True),
         ("normalize_activations", "none"),
+        ("reshape_activations", "none"),
     ):
-        if config.get(name) != right:
-            raise UserError(f"{folder / 'cfg.json'}: {name} = {config.get(name)!r}: only {right!r} can be loaded")
+        if not isinstance(config, dict) or config.get(name, right) != right:
+            found = config.get(name) if isinstance(config, dict) else config
+            raise UserError(f"{folder / 'cfg.json'}: {name} = {found!r}: only {right!r} can be loaded")
+    for name in ("architecture", "d_in", "d_sae"):
+        if name not in config:
+            raise UserError(f"{folder / 'cfg.json'}: {name} is missing: not a SAELens v6 configuration")
     path = folder / "sae_weights.safetensors"
     try:
         weights = load_file(path)
@@ -103,7 +113,7 @@ def _build(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor
             getattr(sae, name).copy_(weights[name])
     # One number for all latents is ours; another trainer's SAE may have one for each.
     sae.threshold = threshold[0].clone() if bool((threshold == threshold[0]).all()) else threshold
-    sae.metadata = {k: v for k, v in config.get("metadata", {}).items() if v is not None}
+    sae.metadata = {k: v for k, v in (config.get("metadata") or {}).items() if v is not None}
     own_path = folder / "sampled_sae.json"
     if own_path.exists():
         own = read_json(own_path)

@@ -112,3 +112,24 @@ def test_bad_activations_get_one_clear_line(activations, line):
 def test_held_out_tokens_of_another_width():
     with pytest.raises(UserError, match="heldout has width 3: the activations have width 2"):
         open_stream(rows(1000), 90, 100, 0, heldout=torch.zeros(5, 3))
+
+
+def test_a_stream_that_reshuffles_would_train_on_held_out_tokens():
+    class Shuffling:
+        def __iter__(self):
+            return iter(rows(1000)[torch.randperm(1000)].split(100))
+
+    stream = open_stream(Shuffling(), 90, 100, 0)
+    with pytest.raises(UserError, match="a new pass over the stream begins with other tokens"):
+        for i in range(11):
+            stream.batch(i)
+    own = open_stream(Shuffling(), 90, 100, 0, heldout=rows(50))
+    assert len([own.batch(i) for i in range(30)]) == 30
+
+
+def test_odd_arrays():
+    assert open_stream(rows(1000).numpy().astype(">f4"), 90, 100, 0).batch(0).dtype == torch.float32
+    with pytest.raises(UserError, match="beyond the range of float32"):
+        open_stream(rows(1000).double() * 1e100, 90, 100, 0)
+    with pytest.raises(UserError, match="is a NoneType"):
+        open_stream(iter([None]), 90, 100, 0)

@@ -214,15 +214,15 @@ def test_bad_values_are_named_in_one_line(field: str, value: Any) -> None:
     with pytest.raises(UserError) as caught:
         SyntheticConfig(**{field: value})
     message = str(caught.value)
-    assert message.startswith(f"{field}={value!r}: must be ") and "\n" not in message
+    assert message.startswith(f"{field} = {value!r}: must be ") and "\n" not in message
 
 
 def test_bad_arguments_are_refused(small: SyntheticData) -> None:
-    with pytest.raises(UserError, match="split='test'"):
+    with pytest.raises(UserError, match="split = 'test'"):
         small.batch(0, 4, split="test")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="index=-1"):
+    with pytest.raises(UserError, match="index = -1"):
         small.batch(-1, 4)
-    with pytest.raises(UserError, match="size=0"):
+    with pytest.raises(UserError, match="size = 0"):
         small.batch(0, 0)
-    with pytest.raises(UserError, match="n=0"):
+    with pytest.raises(UserError, match="n = 0"):
         small.fixed(0)

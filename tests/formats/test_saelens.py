@@ -86,3 +86,18 @@ def test_damaged_folders_get_a_clear_line(sae, tmp_path):
     (tmp_path / "sae" / "cfg.json").write_text(json.dumps(config | {"d_in": 7}))
     with pytest.raises(ss.UserError, match=r"W_enc has shape \(6, 20\): must be \(7, 20\)"):
         SAE.load(tmp_path / "sae")
+
+
+def test_saving_never_destroys_what_is_not_an_sae(sae, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ss.UserError, match="holds something else than an SAE"):
+        sae.save(tmp_path)
+    with pytest.raises(ss.UserError, match="holds something else than an SAE"):
+        sae.save(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_thresholds_stay_in_float32(sae):
+    assert sae.to(torch.bfloat16).threshold.dtype == torch.float32
+    assert sae.threshold == torch.tensor(0.3)
+    assert sae.W_dec.dtype == torch.bfloat16
