@@ -110,7 +110,7 @@ from sampled_sae import memory
 torch.set_num_threads(1)
 x = torch.randn(8000, 128)
 def peak(): return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-ss.train(x[:2000], [ss.batchtopk(64, 4)], steps=2, batch_size=500, progress=False, device="cpu")  # load what torch loads
+ss.train(x[:2000], [ss.batchtopk(64, 4)], steps=2, batch_size=500, progress=False, device="cpu")
 before, config = peak(), ss.batchtopk(2**15, 16)
 ss.train(x, [config], steps=3, batch_size=1000, progress=False, device="cpu")
 print((peak() - before) / memory.needed([config], 128, 1000, torch.float32))
