@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,18 +106,23 @@ def test_defaults_are_batchtopk_and_the_papers_training_table():
 
 
 MEASURE = """
-import resource, torch, sampled_sae as ss
+import pathlib, torch, sampled_sae as ss
 from sampled_sae import memory
 torch.set_num_threads(1)
+def peak():  # of this process alone; getrusage would begin with the parent's
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 x = torch.randn(8000, 128)
-def peak(): return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-ss.train(x[:2000], [ss.batchtopk(64, 4)], steps=2, batch_size=500, progress=False, device="cpu")
-before, config = peak(), ss.batchtopk(2**15, 16)
-ss.train(x, [config], steps=3, batch_size=1000, progress=False, device="cpu")
+off = ss.AuxKConfig(alpha=0)
+def train(config, n): ss.train(x[:n], [config], steps=3, batch_size=1000, progress=False, device="cpu")
+train(ss.batchtopk(64, 4), 2000)  # load what torch loads
+before, config = peak(), ss.batchtopk(2**16, 16, auxk=off)
+train(config, 8000)
 print((peak() - before) / memory.needed([config], 128, 1000, torch.float32))
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 def test_the_estimate_is_near_what_a_run_takes():
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=120)
-    assert 0.5 < float(done.stdout) < 1.1, done.stderr
+    assert 0.6 < float(done.stdout) < 1.05, done.stderr
