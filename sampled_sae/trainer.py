@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,10 @@ from sampled_sae import checkpoint, memory
 from sampled_sae.calibrate import calibrated_threshold
 from sampled_sae.config import SAEConfig, TrainConfig, to_dict
 from sampled_sae.data.stream import Stream, open_stream
+from sampled_sae.device import usable_device
 from sampled_sae.errors import Interrupted, UserError
 from sampled_sae.files import alone_in, read_json, write_json
+from sampled_sae.interrupt import stop_on_interrupt
 from sampled_sae.learner import Learner, Stats
 from sampled_sae.presets import named
 from sampled_sae.progress import show
@@ -276,17 +276,6 @@ def fingerprint(x: torch.Tensor) -> str:
     return hashlib.sha256(x[:256].float().cpu().numpy().tobytes()).hexdigest()[:16]
 
 
-def usable_device(name: str | torch.device | None) -> torch.device:
-    """The device of that name if it is there; by default the GPU if there is one."""
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0].split(". ")[0]
-        raise UserError(f"device = {str(name)!r}: cannot be used ({reason})") from None
-    return device
-
-
 def input_scale(x: torch.Tensor) -> float:
     """c = the root mean square norm of the tokens x [n, d]."""
     if not len(x):
@@ -295,24 +284,3 @@ def input_scale(x: torch.Tensor) -> float:
     if c == 0:
         raise UserError("activations are all zero: there is nothing to train on")
     return c
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C (or SIGTERM) lets the step in progress end; a second Ctrl-C stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

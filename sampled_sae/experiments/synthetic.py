@@ -10,6 +10,7 @@ from typing import Any
 from sampled_sae.checkpoint import first_difference
 from sampled_sae.config import AuxKConfig, OptimizerConfig, to_dict
 from sampled_sae.data.synthetic import BUCKETS, PRESETS, SyntheticConfig, SyntheticData
+from sampled_sae.device import usable_device
 from sampled_sae.errors import UserError
 from sampled_sae.evals.reconstruction import as_trained, by_threshold
 from sampled_sae.evals.recovery import activation_fidelity, bucket_recovery, match
@@ -17,7 +18,7 @@ from sampled_sae.experiments.synthetic_grid import Cell, grid
 from sampled_sae.files import make_folder, read_json, write_json, write_text
 from sampled_sae.provenance import git_commit, versions
 from sampled_sae.sae import SAE
-from sampled_sae.trainer import train, usable_device
+from sampled_sae.trainer import train
 
 
 @dataclass(frozen=True, slots=True)
