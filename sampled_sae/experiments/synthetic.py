@@ -197,7 +197,12 @@ def merge(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     for folder, part in zip(folders, parts, strict=True):
         if not isinstance(part, dict) or not {"data", "train", "saes"} <= part.keys():
             raise UserError(f"{folder / 'results.json'}: not a result of the synthetic experiment")
-    merged = parts[0] | {"saes": [sae for part in parts for sae in part["saes"]]}
+    origins: list[dict[str, Any]] = []
+    for part in parts:
+        origin = {key: part.get(key) for key in ("device", "versions", "git_commit")}
+        if origin not in origins:
+            origins.append(origin)
+    merged = parts[0] | {"saes": [sae for part in parts for sae in part["saes"]], "origins": origins}
     for folder, part in zip(folders, parts, strict=True):
         for key, old, new in (
             ("data.config", merged["data"]["config"], part["data"]["config"]),

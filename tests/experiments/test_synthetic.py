@@ -61,6 +61,7 @@ def test_one_member_alone_and_merged_is_the_same(results, tmp_path):
     for sae in merged["saes"]:
         [other] = [s for s in results["saes"] if s["name"] == sae["name"]]
         assert {k: v for k, v in sae.items() if k != "seconds"} == {k: v for k, v in other.items() if k != "seconds"}
+    assert [origin["device"] for origin in merged["origins"]] == ["cpu"]
     assert len((tmp_path / "merged" / "log.jsonl").read_text().splitlines()) == 2 * 101
     with pytest.raises(UserError, match="is in more than one of the runs"):
         merge([parts[0], parts[0]], tmp_path / "twice")
