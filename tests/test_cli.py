@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -178,3 +180,18 @@ def test_help_tells_what_there_is():
     assert done.returncode == 0
     assert "participation" in done.stdout
     assert "--load-scores" in run("train", "--help").stdout
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(acts, tmp_path):
+    words = ["train", acts, "--out", tmp_path / "run", *SMALL, "--steps", 100_000, "--checkpoint-every", 10]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sampled_sae.cli", *map(str, words)], stderr=subprocess.PIPE, text=True
+    )
+    while not list((tmp_path / "run" / "checkpoints").glob("step-*")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert error.strip().splitlines()[-1].startswith("stopped: interrupted at step ")
+    assert "Traceback" not in error
