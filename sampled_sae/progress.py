@@ -28,8 +28,8 @@ class Silent:
 class Lines:
     """A line every tenth of the way, and at least every half minute."""
 
-    def __init__(self, total: int, start: int, what: str):
-        self.total, self.start, self.what = total, start, what
+    def __init__(self, total: int, start: int, what: str, unit: str):
+        self.total, self.start, self.what, self.unit = total, start, what, unit
         self.begun = self.said = time.monotonic()
         self.next = start
 
@@ -39,8 +39,8 @@ class Lines:
             return
         self.said, self.next = now, done + max(1, self.total // 10)
         rate = (done - self.start) / max(now - self.begun, 1e-9)
-        left = f"{rate:.1f} steps/s, {clock((self.total - done) / rate)} left" if rate > 0 else "starting"
-        print(f"{self.what}: {done}/{self.total} steps, {left}  {note}", file=sys.stderr, flush=True)
+        left = f"{speed(rate, self.unit)}, {clock((self.total - done) / rate)} left" if rate > 0 else "starting"
+        print(f"{self.what}: {done}/{self.total} {self.unit}, {left}  {note}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         pass
@@ -49,7 +49,7 @@ class Lines:
 class Bar:
     """rich's bar."""
 
-    def __init__(self, total: int, start: int, what: str, console: Any):
+    def __init__(self, total: int, start: int, what: str, unit: str, console: Any):
         from rich import progress
 
         self.bar = progress.Progress(
@@ -62,18 +62,18 @@ class Bar:
             console=console,
         )
         self.task = self.bar.add_task(what, total=total, completed=start, note="", rate="")
-        self.begun, self.start = time.monotonic(), start
+        self.begun, self.start, self.unit = time.monotonic(), start, unit
         self.bar.start()
 
     def update(self, done: int, note: str = "") -> None:
         rate = (done - self.start) / max(time.monotonic() - self.begun, 1e-9)
-        self.bar.update(self.task, completed=done, note=note, rate=f"{rate:.1f} steps/s")
+        self.bar.update(self.task, completed=done, note=note, rate=speed(rate, self.unit))
 
     def close(self) -> None:
         self.bar.stop()
 
 
-def show(total: int, start: int = 0, what: str = "training", enabled: bool = True) -> Progress:
+def show(total: int, start: int = 0, what: str = "training", unit: str = "steps", enabled: bool = True) -> Progress:
     """A bar on a terminal (if rich is installed), lines elsewhere, nothing if not enabled."""
     if not enabled:
         return Silent()
@@ -81,10 +81,15 @@ def show(total: int, start: int = 0, what: str = "training", enabled: bool = Tru
         try:
             from rich.console import Console
 
-            return Bar(total, start, what, Console(stderr=True))
+            return Bar(total, start, what, unit, Console(stderr=True))
         except ImportError:
             pass
-    return Lines(total, start, what)
+    return Lines(total, start, what, unit)
+
+
+def speed(rate: float, unit: str) -> str:
+    """A rate in words; slow ones by the minute."""
+    return f"{rate:.1f} {unit}/s" if rate >= 0.2 else f"{60 * rate:.1f} {unit}/min"
 
 
 def clock(seconds: float) -> str:

@@ -16,6 +16,7 @@ from sampled_sae.evals.reconstruction import as_trained, by_threshold
 from sampled_sae.evals.recovery import activation_fidelity, bucket_recovery, match
 from sampled_sae.experiments.synthetic_grid import Cell, grid
 from sampled_sae.files import make_folder, read_json, write_json, write_text
+from sampled_sae.progress import show
 from sampled_sae.provenance import git_commit, versions
 from sampled_sae.sae import SAE
 from sampled_sae.trainer import train
@@ -127,6 +128,12 @@ def run(
     )
     measure = Measurement(data, experiment)
     labels = [cell for cell in cells for _ in experiment.seeds]
+    measured = []
+    bar = show(len(saes), what="measuring", unit="SAEs", enabled=progress)
+    for cell, sae in zip(labels, saes, strict=True):
+        measured.append(describe(cell, sae) | measure(sae))
+        bar.update(len(measured))
+    bar.close()
     results = {
         "preset": preset,
         "data": {"config": to_dict(experiment.data), **data.statistics()},
@@ -140,7 +147,7 @@ def run(
         "device": str(place),
         "versions": versions(),
         "git_commit": git_commit(),
-        "saes": [describe(cell, sae) | measure(sae) for cell, sae in zip(labels, saes, strict=True)],
+        "saes": measured,
     }
     write_json(out / "results.json", results)
     return results
