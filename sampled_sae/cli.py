@@ -77,6 +77,8 @@ class Train:
 
         for script in self.load_scores:
             load_scores(script)
+        if not self.seeds or not self.methods:
+            raise UserError("methods and seeds: each must name at least one")
         configs = self._configs()
         saes = train(
             load_activations(self.activations, self.key),
@@ -101,8 +103,6 @@ class Train:
             if not isinstance(plain, list):
                 raise UserError(f"{self.configs}: must hold a list of SAE configurations")
             return [sae_config_from_dict(item) for item in plain]
-        if not self.seeds or not self.methods:
-            raise UserError("methods and seeds: each must name at least one")
         shared: dict[str, Any] = {
             "optimizer": OptimizerConfig(lr=self.lr),
             "auxk": AuxKConfig(dead_after=self.dead_after),

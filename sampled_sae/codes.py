@@ -1,7 +1,7 @@
 """Sparse codes: the few activations that were kept, and the products that touch only them.
 
-Every product is an `embedding_bag`: a sum of rows of a table, weighted, one bag an output row. That is
-one parallel kernel without atomics on CPU and GPU alike, so results are the same in every run.
+Every matrix product is an `embedding_bag`: a sum of rows of a table, weighted, one bag an output row. The
+order of each sum is fixed, so on a CPU results are the same in every run.
 """
 
 from __future__ import annotations

@@ -25,18 +25,15 @@ def writing(path: Path) -> Iterator[None]:
     """Turn the operating system's refusals to write at `path` into one line for the user."""
     try:
         yield
-    except OSError as error:
-        if error.errno in FULL:
-            raise UserError(f"{path}: the disk is full; free some space there or choose another folder") from error
-        raise UserError(f"{path}: cannot write there ({error.strerror or error}); choose another folder") from error
-    except SafetensorError as error:
-        # The library wraps the operating system's refusal into a text.
-        found = re.search(r"os error (\d+)", str(error))
-        if found is None:
+    except (OSError, SafetensorError) as error:
+        # safetensors wraps the operating system's refusal into a text.
+        wrapped = re.search(r"os error (\d+)", str(error))
+        number = error.errno if isinstance(error, OSError) else wrapped and int(wrapped[1])
+        if number is None:
             raise
-        if int(found[1]) in FULL:
+        if number in FULL:
             raise UserError(f"{path}: the disk is full; free some space there or choose another folder") from error
-        raise UserError(f"{path}: cannot write there ({error}); choose another folder") from error
+        raise UserError(f"{path}: cannot write there ({os.strerror(number)}); choose another folder") from error
 
 
 def make_folder(path: Path) -> Path:
@@ -133,6 +130,6 @@ def _replace_folder(new: Path, path: Path) -> None:
         new.rename(path)
     except OSError:
         (aside / path.name).rename(path)
+        aside.rmdir()
         raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)

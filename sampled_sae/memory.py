@@ -55,7 +55,8 @@ def available(device: torch.device) -> int | None:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError):
         return None
-    return min(free, _cgroup_free() or free)
+    limited = _cgroup_free()
+    return free if limited is None else min(free, limited)
 
 
 def _cgroup_free() -> int | None:

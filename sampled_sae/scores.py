@@ -103,7 +103,8 @@ def l2(Z: Tensor) -> Tensor:
 @register_score("squared_l2")
 def squared_l2(Z: Tensor) -> Tensor:
     """Squared column norm plus the ridge: the order of `l2`, so the same top pool; another when sampled."""
-    return torch.linalg.vector_norm(Z, dim=-2).square() + RIDGE
+    # In double precision, or the ridge would swallow the order of weak latents.
+    return torch.linalg.vector_norm(Z, dim=-2).double().square() + RIDGE
 
 
 @register_score("entropy")

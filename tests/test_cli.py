@@ -94,6 +94,7 @@ def test_a_users_own_score(acts, tmp_path):
         (("--methods", "sampled", "--scores", "l9"), "score = 'l9': unknown; the scores are l2"),
         (("--batch-size", 5000), "too few for one batch of batch_size = 5000"),
         (("--latents", 10**9), "GiB on cpu needed"),
+        (("--seeds",), "methods and seeds: each must name at least one"),
         (("--steps", 0), "steps = 0: must be at least 1"),
         (("--device", "cuda:99"), "device = 'cuda:99': cannot be used"),
         (("--resume", "--seeds", 5), None),

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from sampled_sae.errors import UserError
@@ -10,6 +12,23 @@ def test_a_failure_halfway_leaves_the_old_folder(tmp_path):
     with pytest.raises(RuntimeError), new_folder(tmp_path / "x") as folder:
         (folder / "a").write_text("new")
         raise RuntimeError("power cut")
+    assert (tmp_path / "x" / "a").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_replacement_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
+    with new_folder(tmp_path / "x") as folder:
+        (folder / "a").write_text("old")
+    real = Path.rename
+
+    def refuse(self, target):
+        if self.name.endswith(".tmp"):
+            raise OSError(13, "Permission denied")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(UserError, match="cannot write there"), new_folder(tmp_path / "x") as folder:
+        (folder / "a").write_text("new")
     assert (tmp_path / "x" / "a").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 

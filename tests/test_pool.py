@@ -26,13 +26,13 @@ def test_highest_takes_exactly_the_largest_and_ties_by_index(q, data):
     assert torch.equal(highest(q, size), expected)
 
 
-@given(hnp.arrays(np.float32, (6, 20), elements=st.floats(0, 1e4, width=32)), st.integers(1, 20))
+weak_to_strong = st.one_of(st.just(0.0), st.floats(0.0009765625, 8192.0, width=32))
+
+
+@given(hnp.arrays(np.float32, (6, 20), elements=weak_to_strong), st.integers(1, 20))
 def test_l2_and_squared_l2_give_the_same_pool(Z, size):
-    Z = torch.from_numpy(Z).double()
-    # The ridge swallows differences below float precision; equal scores are ties either way.
-    norms = scores.l2(Z).sort().values
-    if (norms.diff() < 1e-6 * norms.max()).logical_and(norms.diff() > 0).any():
-        return
+    """In the precision of training, whatever the strength of the latents."""
+    Z = torch.from_numpy(Z)
     pools = [draw(score(Z)[None], size, "top", generator()) for score in (scores.l2, scores.squared_l2)]
     assert torch.equal(*pools)
 

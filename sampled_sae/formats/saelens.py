@@ -117,6 +117,8 @@ def _build(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor
     own_path = folder / "sampled_sae.json"
     if own_path.exists():
         own = read_json(own_path)
+        if not isinstance(own, dict) or not {"config", "threshold_ema", "metadata"} <= own.keys():
+            raise UserError(f"{own_path}: not a configuration of this program")
         sae.config = None if own["config"] is None else sae_config_from_dict(own["config"])
         sae.metadata = own["metadata"]
         if own["threshold_ema"] is not None:

@@ -88,6 +88,13 @@ def test_damaged_folders_get_a_clear_line(sae, tmp_path):
         SAE.load(tmp_path / "sae")
 
 
+def test_a_damaged_configuration_of_ours_gets_a_clear_line(sae, tmp_path):
+    sae.save(tmp_path / "sae")
+    (tmp_path / "sae" / "sampled_sae.json").write_text("{}")
+    with pytest.raises(ss.UserError, match=r"sampled_sae\.json: not a configuration of this program"):
+        SAE.load(tmp_path / "sae")
+
+
 def test_saving_never_destroys_what_is_not_an_sae(sae, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ss.UserError, match="holds something else than an SAE"):
