@@ -2,22 +2,59 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from sampled_sae.config import SAEConfig
-from sampled_sae.pool import draw, group_at, size_at
-from sampled_sae.scores import get_score
+from sampled_sae.pool import draw, group_at, members, size_at
+from sampled_sae.scores import Score, get_score
 from sampled_sae.step import Parameters, activations
+
+
+class Encoder(Protocol):
+    """One batch and the weights that encode it."""
+
+    tokens: int
+
+    def encode(self, latents: Tensor | None) -> Tensor:
+        """The activations [B, n] of the given latents [n], or of all; those below 0 count as 0."""
+
+    def scores(self, score: Score, group: int, generator: torch.Generator) -> Tensor:
+        """Each latent's score for each group of tokens [groups, m]."""
+
+
+class PlainEncoder:
+    """x [B, d] and the weights, in plain torch."""
+
+    def __init__(self, x: Tensor, weights: Parameters):
+        self.x, self.weights = x, weights
+        self.tokens = len(x)
+        self._all: Tensor | None = None
+
+    def encode(self, latents: Tensor | None) -> Tensor:
+        if latents is None or self._all is not None:
+            if self._all is None:
+                self._all = activations(self.x, self.weights)
+            return self._all if latents is None else self._all.index_select(1, latents)
+        return activations(self.x, self.weights, latents)
+
+    def scores(self, score: Score, group: int, generator: torch.Generator) -> Tensor:
+        if score.reads == "input":
+            centred = (self.x - self.weights.b_dec).view(-1, group, self.x.shape[1])
+            return score.from_input(centred, self.weights.W_enc, self.weights.b_enc)
+        shape = (self.tokens // group, group, len(self.weights.b_enc))
+        if score.reads == "nothing":
+            return score(self.x.new_empty(()).expand(shape), generator)
+        return score(self.encode(None).view(shape), generator)
 
 
 class Candidates(NamedTuple):
     """What the cut chooses from."""
 
     z: Tensor
-    """[B, n] post-ReLU activations of the pool's latents (zero outside of a group's own pool)."""
+    """[B, n] activations of the pool's latents (zero outside of a group's own pool)."""
     columns: Tensor | None
     """[n] which latents the columns are; none: all of them."""
     pool: Tensor
@@ -27,38 +64,30 @@ class Candidates(NamedTuple):
 
 
 def candidates(
-    x: Tensor,
-    weights: Parameters,
+    encoder: Encoder,
     config: SAEConfig,
     step: int,
     steps: int,
     generator: torch.Generator,
     kept: Tensor | None = None,
 ) -> Candidates:
-    """x [B, d] -> the candidates at `step` of `steps`. `kept` [m] is the last pool, for pools that stay a while."""
+    """A batch's candidates at `step` of `steps`. `kept` [m] is the last pool, for pools that stay a while."""
     m, pool = config.latents, config.pool
-    group = group_at(pool.scope, len(x), step, steps)
+    group = group_at(pool.scope, encoder.tokens, step, steps)
     # Between two draws the pool keeps its size, whatever an annealed schedule says; a release is not kept waiting.
     size = size_at(pool, config.k, m, step - step % pool.refresh, steps)
     if size == m or size_at(pool, config.k, m, step, steps) == m:
-        return Candidates(activations(x, weights), None, torch.ones(m, dtype=torch.bool, device=x.device), group)
+        z = encoder.encode(None)
+        return Candidates(z, None, torch.ones(m, dtype=torch.bool, device=z.device), group)
     score = get_score(pool.score)
-    if group < len(x):
-        z = activations(x, weights).view(-1, group, m)
-        pools = draw(score(z, generator), size, pool.pick, generator)
-        return Candidates(z.mul_(pools[:, None]).view(-1, m), None, pools.any(0), group)
+    if group < encoder.tokens:
+        pools = draw(encoder.scores(score, group, generator), size, pool.pick, generator)
+        z = encoder.encode(None)
+        z.view(-1, group, m).mul_(pools[:, None])
+        return Candidates(z, None, pools.any(0), group)
     if kept is not None and step % pool.refresh and int(kept.sum()) == size:
-        return _encode_only(x, weights, kept, group)
-    if not score.needs_activations:
-        blank = x.new_empty(1, 1).expand(len(x), m)
-        return _encode_only(x, weights, draw(score(blank, generator)[None], size, pool.pick, generator)[0], group)
-    z = activations(x, weights)
-    chosen = draw(score(z, generator)[None], size, pool.pick, generator)[0]
-    columns = chosen.nonzero().squeeze(1)
-    return Candidates(z.index_select(1, columns), columns, chosen, group)
-
-
-def _encode_only(x: Tensor, weights: Parameters, pool: Tensor, group: int) -> Candidates:
-    """A pool that is known beforehand: the other latents are never encoded."""
-    columns = pool.nonzero().squeeze(1)
-    return Candidates(activations(x, weights, columns), columns, pool, group)
+        chosen = kept
+    else:
+        chosen = draw(encoder.scores(score, group, generator), size, pool.pick, generator)[0]
+    columns = members(chosen, size)
+    return Candidates(encoder.encode(columns), columns, chosen, group)

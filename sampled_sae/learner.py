@@ -1,8 +1,7 @@
 """One SAE in training: its weights, its optimiser, its pool, its counters. It knows a batch, not the stream.
 
-What looks at the whole batch is a small reduction in one place each: the scores (`candidates`), the cut
-(`step.keep_largest`), the counters (`_count`), the threshold (`_average_threshold`) and the gradient's
-norm (`optimizer.clip_`).
+What looks at the whole batch is a small reduction in one place each: the scores and the cut (`path.select`),
+the counters (`_count`), the threshold (`_average_threshold`) and the gradient's norm (`path.update`).
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampled_sae.candidates import candidates
-from sampled_sae.codes import Codes
 from sampled_sae.config import SAEConfig
 from sampled_sae.initialise import geometric_median, start_parameters
-from sampled_sae.optimizer import Optimizer, learning_rate
+from sampled_sae.optimizer import learning_rate
+from sampled_sae.paths import open_path
 from sampled_sae.pool import churn
 from sampled_sae.sae import SAE
 from sampled_sae.scores import get_score
-from sampled_sae.step import Parameters, keep_largest, loss_and_gradients
+from sampled_sae.selection import Selection
+from sampled_sae.step import Parameters
 
 
 class Stats(NamedTuple):
@@ -48,8 +47,7 @@ class Learner:
         m = config.latents
         self.generator = torch.Generator(device).manual_seed(seed)
         self.weights = start_parameters(d, m, self.generator, dtype)
-        self.optimizer = Optimizer(self.weights, config.optimizer)
-        self.k_aux = config.auxk.k or max(1, d // 2)
+        self.path = open_path(self.weights, config, steps, self.generator)
         self.tokens_seen = 0
         self.tokens_since_fired = torch.zeros(m, dtype=torch.long, device=device)
         self.threshold = torch.full((), torch.nan, dtype=torch.float32, device=device)
@@ -63,22 +61,21 @@ class Learner:
         config = self.config
         if step == 0:
             self.weights.b_dec.copy_(geometric_median(x))
-        found = candidates(x, self.weights, config, step, self.steps, self.generator, kept=self.pool)
-        pool_churn = churn(found.pool, self.pool) if measure else None
-        self.pool = found.pool
-        self.ever_pooled |= found.pool
-        codes = keep_largest(found.z, config.k, found.group, config.latents, found.columns, config.cut)
-        self._average_threshold(codes, step)
-        dead = self._count(codes)
-        outcome = loss_and_gradients(x, self.weights, codes, dead, config.auxk.alpha, self.k_aux)
+        selection = self.path.select(x, step, self.pool)
+        pool_churn = churn(selection.pool, self.pool) if measure else None
+        self.pool.copy_(selection.pool)
+        self.ever_pooled |= selection.pool
+        self._average_threshold(selection, step)
+        dead = self._count(selection, len(x))
+        outcome = self.path.gradients(x, selection, dead)
         lr = learning_rate(config.optimizer, step, self.steps)
-        norm = self.optimizer.update(outcome.gradients, lr)
+        norm = self.path.update(outcome, lr)
         if pool_churn is None:
             return None
         return Stats(
             loss=outcome.loss,
             fve=1 - outcome.error / (x - x.mean(0)).square().sum(),
-            l0=len(codes.value) / len(x),
+            l0=selection.kept() / len(x),
             threshold=self.threshold,
             lr=lr,
             dead=self.dead().float().mean(),
@@ -92,19 +89,19 @@ class Learner:
         """[m] bool: who has not fired for `dead_after` tokens."""
         return self.tokens_since_fired >= self.config.auxk.dead_after
 
-    def _average_threshold(self, codes: Codes, step: int) -> None:
+    def _average_threshold(self, selection: Selection, step: int) -> None:
         config = self.config.threshold
         if step <= min(config.start_step, self.steps // 2):
             return
-        smallest = codes.value.min().float() if len(codes.value) else torch.zeros_like(self.threshold)
+        smallest = selection.smallest()
         mixed = config.beta * self.threshold + (1 - config.beta) * smallest
         self.threshold = torch.where(self.threshold.isnan(), smallest, mixed)
 
-    def _count(self, codes: Codes) -> Tensor | None:
+    def _count(self, selection: Selection, tokens: int) -> Tensor | None:
         """Update the tokens since each latent fired; returns the dead latents [n_dead], none if there are none."""
-        self.tokens_since_fired += codes.tokens
-        self.tokens_since_fired[codes.latent] = 0
-        self.tokens_seen += codes.tokens
+        self.tokens_since_fired += tokens
+        self.tokens_since_fired.masked_fill_(selection.fired, 0)
+        self.tokens_seen += tokens
         if self.config.auxk.alpha == 0 or self.tokens_seen < self.config.auxk.dead_after:
             return None  # nobody can be dead yet, and looking would make the GPU wait
         dead = self.dead().nonzero().squeeze(1)
@@ -113,7 +110,7 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on."""
         named = {f"weights.{name}": value for name, value in self.weights._asdict().items()}
-        adam = {f"adam.{name}": value for name, value in self.optimizer.state().items()}
+        adam = {f"adam.{name}": value for name, value in self.path.state().items()}
         own = {name: getattr(self, name) for name in _COUNTERS}
         seen = torch.tensor(self.tokens_seen)
         return named | adam | own | {"generator": self.generator.get_state(), "tokens_seen": seen}
@@ -122,7 +119,7 @@ class Learner:
         """The inverse of `state`."""
         for name, value in self.weights._asdict().items():
             value.copy_(state[f"weights.{name}"])
-        self.optimizer.load_state(
+        self.path.load_state(
             {key.removeprefix("adam."): value for key, value in state.items() if key.startswith("adam.")}
         )
         for name in _COUNTERS:

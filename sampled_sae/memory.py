@@ -33,7 +33,7 @@ def _working(config: SAEConfig, d: int, batch_size: int) -> int:
     activations = 2 * m * batch_size  # values, a working copy at the end, and masks of one byte each
     if not isinstance(config.pool.size, Everything):
         activations += batch_size * config.pool.size.latents(config.k, m)
-        if get_score(config.pool.score).needs_activations:
+        if get_score(config.pool.score).reads == "activations":
             activations += batch_size * m  # a score's working copy
         smallest = min(batch_size, scope.tokens or batch_size, scope.then or batch_size)
         activations += 8 * m * (batch_size // smallest)  # scores, keys and masks of every group's pool

@@ -56,6 +56,17 @@ def highest(q: Tensor, size: int) -> Tensor:
     return above | (ties & (ties.cumsum(dim=-1) <= room))
 
 
+def members(pool: Tensor, size: int) -> Tensor:
+    """A pool [m] bool with `size` members -> who they are [size], ascending."""
+    if not pool.is_cuda:
+        return pool.nonzero().squeeze(1)
+    # `nonzero` would make the host wait for the device to count them; the count is known.
+    place = torch.where(pool, pool.cumsum(0) - 1, size)
+    return torch.empty(size + 1, dtype=torch.long, device=pool.device).scatter_(
+        0, place, torch.arange(len(pool), device=pool.device)
+    )[:size]
+
+
 def churn(new: Tensor, old: Tensor) -> Tensor:
     """Share of the new pool's latents [m] that were not in the old pool [m]."""
     return 1 - (new & old).sum() / new.sum().clamp_min(1)

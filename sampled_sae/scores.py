@@ -16,7 +16,7 @@ import inspect
 import runpy
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,11 +28,12 @@ RIDGE = 0.01
 
 
 class Score(NamedTuple):
-    """A registered score: `function`, and whether it looks at the activations at all."""
+    """A registered score: `function`, and what it looks at."""
 
     name: str
     function: Callable[..., Tensor]
-    needs_activations: bool
+    reads: Literal["activations", "input", "nothing"]
+    """Only scores that read activations make the step encode latents outside of the pool."""
     takes_generator: bool
     ours: bool
     """Ours are tested; what others return is looked at."""
@@ -41,6 +42,15 @@ class Score(NamedTuple):
         """Z [..., tokens, m] -> q [..., m]."""
         with torch.no_grad():
             q = self.function(Z, generator=generator) if self.takes_generator else self.function(Z)
+        return self._checked(q, Z)
+
+    def from_input(self, x: Tensor, W_enc: Tensor, b_enc: Tensor) -> Tensor:
+        """For scores that read the input: centred x [..., tokens, d], W_enc [m, d], b_enc [m] -> q [..., m]."""
+        with torch.no_grad():
+            q = self.function(x, W_enc, b_enc)
+        return self._checked(q, x.new_empty(()).expand(*x.shape[:-1], len(b_enc)))
+
+    def _checked(self, q: Tensor, Z: Tensor) -> Tensor:
         if self.ours:
             return q
         if not isinstance(q, Tensor):
@@ -71,7 +81,21 @@ def register_score(
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         takes_generator = "generator" in inspect.signature(function).parameters
-        SCORES[name] = Score(name, function, needs_activations, takes_generator, function.__module__ == __name__)
+        reads: Literal["activations", "nothing"] = "activations" if needs_activations else "nothing"
+        SCORES[name] = Score(name, function, reads, takes_generator, function.__module__ == __name__)
+        return function
+
+    return register
+
+
+def register_input_score(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """The same for a function of the input and the encoder: (x [..., tokens, d], W_enc [m, d], b_enc [m]) -> [..., m].
+
+    x is centred (b_dec is taken off). Only the pool is encoded.
+    """
+
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        SCORES[name] = Score(name, function, "input", False, function.__module__ == __name__)
         return function
 
     return register
@@ -153,6 +177,18 @@ def participation(Z: Tensor) -> Tensor:
     """Participation ratio (sum z)^2 / sum z^2: the effective number of tokens, whatever the strength."""
     energy = Z.square().sum(dim=-2)
     return torch.where(energy > 0, Z.sum(dim=-2).square() / energy, 0)
+
+
+@register_input_score("preactivation_l2")
+def preactivation_l2(x: Tensor, W_enc: Tensor, b_enc: Tensor) -> Tensor:
+    """Norm over the tokens before the ReLU, from the batch's Gram matrix: m d^2 operations instead of B m d.
+
+    Strong negative pre-activations count as much as positive ones, so this is not the order of `l2`.
+    """
+    gram = x.mT @ x
+    along = (W_enc @ gram * W_enc).sum(dim=-1)
+    mean = (x.sum(dim=-2, keepdim=True) @ W_enc.T).squeeze(-2)
+    return (along + 2 * b_enc * mean + x.shape[-2] * b_enc.square()).clamp_min(0).sqrt()
 
 
 @register_score("leverage")

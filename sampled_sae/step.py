@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ class Parameters(NamedTuple):
 class Outcome(NamedTuple):
     """What a step computed: gradients, and what its log and its counters need."""
 
-    gradients: Parameters
+    gradients: Any
+    """`Parameters`, or whatever the path's own optimiser takes."""
     loss: Tensor
     """Reconstruction plus alpha times AuxK."""
     error: Tensor

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sampled_sae.errors import UserError
-from sampled_sae.scores import RIDGE, SCORES, get_score, load_scores, register_score
+from sampled_sae.scores import RIDGE, SCORES, get_score, load_scores, register_input_score, register_score
 
 batches = hnp.arrays(
     np.float64,
@@ -47,10 +47,25 @@ def test_leverage_is_the_ridge_hat_matrix_diagonal(Z):
     torch.testing.assert_close(score("leverage", Z), hat.diagonal(), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in SCORES if name != "uniform"])
+@pytest.mark.parametrize("name", [name for name, s in SCORES.items() if s.reads != "input" and name != "uniform"])
 def test_groups_are_scored_on_their_own(name):
     Z = torch.rand(3, 5, 7, dtype=torch.float64)
     torch.testing.assert_close(score(name, Z), torch.stack([score(name, part) for part in Z]), check_dtype=False)
+
+
+def test_preactivation_l2_is_the_norm_before_the_relu():
+    x, W, b = torch.randn(3, 9, 5).double(), torch.randn(7, 5).double(), torch.randn(7).double()
+    q = get_score("preactivation_l2").from_input(x, W, b)
+    torch.testing.assert_close(q, torch.linalg.vector_norm(x @ W.T + b, dim=-2))
+
+
+def test_an_input_score_of_the_wrong_shape_is_refused():
+    register_input_score("wrong_shape")(lambda x, W, b: b[:-1])
+    try:
+        with pytest.raises(UserError, match="returned shape"):
+            get_score("wrong_shape").from_input(torch.randn(4, 3), torch.randn(6, 3), torch.randn(6))
+    finally:
+        del SCORES["wrong_shape"]
 
 
 def test_l2_prefers_the_spike_and_participation_what_fires_often():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampled_sae import reference
-from sampled_sae.candidates import candidates
+from sampled_sae.candidates import PlainEncoder, candidates
 from sampled_sae.config import SAEConfig
 from sampled_sae.initialise import start_parameters
 from sampled_sae.pool_config import Fraction, Multiplier, PoolConfig, Scope
@@ -52,7 +52,7 @@ def test_loss_codes_and_gradients_equal_the_reference(seed, d, m, k, groups, poo
     settings_ = PoolConfig() if pool is None else PoolConfig(size=Fraction(0.5), pick=pool)
     config = SAEConfig(m, k, pool=PoolConfig(settings_.score, settings_.size, settings_.pick, Scope(tokens=group)))
 
-    found = candidates(x, weights, config, 0, 10, torch.Generator().manual_seed(seed))
+    found = candidates(PlainEncoder(x, weights), config, 0, 10, torch.Generator().manual_seed(seed))
     codes = keep_largest(found.z.clone(), k, found.group, m, found.columns, "batch")
     numbers = dead.nonzero().squeeze(1) if dead.any() else None
     outcome = loss_and_gradients(x, weights, codes, numbers, 0.25, k_aux)
@@ -60,7 +60,7 @@ def test_loss_codes_and_gradients_equal_the_reference(seed, d, m, k, groups, poo
     # The specification is handed the pools that were drawn: group by group, from the codes' own candidates.
     mask = None
     if pool is not None:
-        again = candidates(x, weights, config, 0, 10, torch.Generator().manual_seed(seed))
+        again = candidates(PlainEncoder(x, weights), config, 0, 10, torch.Generator().manual_seed(seed))
         z = reference.activations(x, weights.W_enc.T, weights.b_enc, weights.b_dec)
         if again.columns is not None:
             mask = again.pool[None]
@@ -80,7 +80,7 @@ def test_codes_stay_in_the_pool_and_within_the_budget(seed, l, groups):
     weights = random_weights(d, m, seed)
     x = torch.randn(tokens, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     config = SAEConfig(m, k, pool=PoolConfig("l2", Multiplier(l), scope=Scope(tokens=tokens // groups)))
-    found = candidates(x, weights, config, 0, 10, torch.Generator().manual_seed(0))
+    found = candidates(PlainEncoder(x, weights), config, 0, 10, torch.Generator().manual_seed(0))
     codes = keep_largest(found.z, k, found.group, m, found.columns, "batch")
     dense = codes.dense()
     assert (dense[:, ~found.pool] == 0).all()
@@ -96,7 +96,7 @@ def test_permuting_tokens_or_latents_permutes_the_codes(seed, tokens, latents):
     config = SAEConfig(12, 2, pool=PoolConfig("l2", Multiplier(3)))
 
     def codes(x, weights):
-        found = candidates(x, weights, config, 0, 10, torch.Generator())
+        found = candidates(PlainEncoder(x, weights), config, 0, 10, torch.Generator())
         return keep_largest(found.z, 2, found.group, 12, found.columns, "batch").dense()
 
     shuffled = Parameters(weights.W_enc[latents], weights.b_enc[latents], weights.W_dec[latents], weights.b_dec)
@@ -110,7 +110,7 @@ def test_one_token_scope_is_topk(l):
     weights = random_weights(8, 30, 3)
     x = torch.randn(10, 8, dtype=torch.float64)
     config = SAEConfig(30, 4, pool=PoolConfig("l2", Multiplier(l), scope=Scope(tokens=1)))
-    found = candidates(x, weights, config, 0, 10, torch.Generator())
+    found = candidates(PlainEncoder(x, weights), config, 0, 10, torch.Generator())
     codes = keep_largest(found.z, 4, found.group, 30, found.columns, "batch").dense()
     z = reference.activations(x, weights.W_enc.T, weights.b_enc, weights.b_dec)
     top = z.topk(4, dim=1)
@@ -121,7 +121,7 @@ def test_row_wise_cut_keeps_k_of_each_token_inside_the_pool():
     weights = random_weights(8, 30, 4)
     x = torch.randn(10, 8, dtype=torch.float64)
     config = SAEConfig(30, 3, pool=PoolConfig("l2", Multiplier(4)), cut="token")
-    found = candidates(x, weights, config, 0, 10, torch.Generator())
+    found = candidates(PlainEncoder(x, weights), config, 0, 10, torch.Generator())
     codes = keep_largest(found.z, 3, found.group, 30, found.columns, "token").dense()
     z = reference.activations(x, weights.W_enc.T, weights.b_enc, weights.b_dec) * found.pool
     top = z.topk(3, dim=1)

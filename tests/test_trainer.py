@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae import checkpoint, trainer
-from sampled_sae import learner as learner_module
+from sampled_sae import checkpoint, plain, trainer
 from sampled_sae.config import AuxKConfig, SAEConfig
 from sampled_sae.evals.reconstruction import by_threshold
 from sampled_sae.learner import Learner
@@ -246,7 +245,7 @@ def test_ctrl_c_saves_and_resume_ends_the_same(tmp_path):
 
 @pytest.mark.parametrize("log_every", [5, 100])
 def test_weights_that_are_not_finite_stop_the_run_and_are_never_saved(log_every, activations, tmp_path, monkeypatch):
-    real = learner_module.loss_and_gradients
+    real = plain.loss_and_gradients
     calls = []
 
     def poison(*arguments):
@@ -256,7 +255,7 @@ def test_weights_that_are_not_finite_stop_the_run_and_are_never_saved(log_every,
             outcome.gradients.W_enc[0, 0] = torch.nan
         return outcome
 
-    monkeypatch.setattr(learner_module, "loss_and_gradients", poison)
+    monkeypatch.setattr(plain, "loss_and_gradients", poison)
     run = {"steps": 40, "out": tmp_path, "log_every": log_every, "checkpoint_every": 5, **QUIET}
     line = "batchtopk-s0: .* by step 15: try a lower lr than 0.0003; the last good checkpoint is of step 10"
     with pytest.raises(ss.UserError, match=line):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampled_sae.candidates import candidates
+from sampled_sae.candidates import PlainEncoder, candidates
 from sampled_sae.codes import Codes, decode
 from sampled_sae.errors import UserError
 from sampled_sae.sae import SAE
@@ -52,7 +52,7 @@ def as_trained(sae: SAE, x: Tensor, batch_size: int, seed: int = 0) -> Reconstru
     generator = torch.Generator(sae.device).manual_seed(seed)
 
     def select(part: Tensor) -> Codes:
-        found = candidates(part, weights, config, 10**9 - 1, 10**9, generator)
+        found = candidates(PlainEncoder(part, weights), config, 10**9 - 1, 10**9, generator)
         return keep_largest(found.z, config.k, found.group, sae.m, found.columns, config.cut)
 
     whole = len(x) - len(x) % batch_size

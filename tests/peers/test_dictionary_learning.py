@@ -6,11 +6,10 @@ import torch
 from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer
 
 from sampled_sae import batchtopk
-from sampled_sae.candidates import candidates
 from sampled_sae.config import AuxKConfig, OptimizerConfig, ThresholdConfig
 from sampled_sae.learner import Learner
 from sampled_sae.optimizer import learning_rate
-from sampled_sae.step import Parameters, keep_largest, loss_and_gradients
+from sampled_sae.step import Parameters
 
 D, M, K, B, STEPS = 32, 256, 3, 128, 25
 DEAD_AFTER = 2 * B  # so that AuxK takes part
@@ -68,9 +67,8 @@ def peer_gradients(peer: BatchTopKTrainer, x: torch.Tensor, step: int) -> Parame
 def our_gradients(ours: Learner, x: torch.Tensor, step: int) -> Parameters:
     other = copy.copy(ours)
     other.tokens_since_fired = ours.tokens_since_fired.clone()
-    found = candidates(x, ours.weights, ours.config, step, STEPS, torch.Generator())
-    codes = keep_largest(found.z, K, found.group, M, None, "batch")
-    return loss_and_gradients(x, ours.weights, codes, other._count(codes), 1 / 32, D // 2).gradients
+    selection = ours.path.select(x, step, ours.pool)
+    return ours.path.gradients(x, selection, other._count(selection, len(x))).gradients
 
 
 def test_loss_gradients_threshold_and_weights_agree():

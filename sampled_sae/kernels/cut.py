@@ -1,0 +1,197 @@
+"""BatchTopK's cut over Z in bfloat16: of each group of tokens the `keep` largest positive values, exactly.
+
+Values that reach a floor are counted by value (there are only 2^15 of them). The counts give the cut, and how
+many of the values equal to it still have room; then each token's kept values are written where they belong.
+The floor is the last step's cut less a margin. If too few values reach it, the next lower band is counted too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sampled_sae.kernels.blocks import Blocks, list_blocks, positions
+
+BINS = 2**15
+MARGINS = (12, 128)
+"""How far below the last cut the first two floors lie, in steps of bfloat16 (128 are a factor of 2)."""
+
+
+class Kept(NamedTuple):
+    """The kept values in order of token and latent. Slots that nothing fills hold `column` = width."""
+
+    start: Tensor
+    """[tokens] int32: where a token's entries begin ..."""
+    stop: Tensor
+    """[tokens] int32: ... and end."""
+    token: Tensor
+    """[n] int32."""
+    column: Tensor
+    """[n] int32: column of Z."""
+    value: Tensor
+    """[n] float32."""
+
+
+def empty_kept(tokens: int, n: int, width: int, device: torch.device) -> Kept:
+    """Room for n entries, none of them filled."""
+    ends = torch.empty(2, tokens, dtype=torch.int32, device=device)
+    places = torch.empty(2, n, dtype=torch.int32, device=device)
+    places[0].zero_()
+    places[1].fill_(width)
+    return Kept(ends[0], ends[1], places[0], places[1], torch.zeros(n, device=device))
+
+
+@triton.jit
+def _count_values(bits, maxima, chosen, cuts, bins, width, blocks, group, keep, margin, above_margin,
+                  COPIES: tl.constexpr, SIZE: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr,
+                  BINS: tl.constexpr):  # fmt: skip
+    """Count the values between two floors, unless those above are enough already."""
+    t = tl.program_id(0).to(tl.int64)
+    cut = cuts + (t // group) * 5
+    last = tl.load(cut + 3)  # the floors hang on the last step's cut
+    if (above_margin < 0) | (tl.load(cut + 2) < keep):
+        floor = tl.maximum(last - margin, 1)
+        ceiling = BINS + 0 * last
+        if above_margin >= 0:
+            ceiling = tl.maximum(last - above_margin, 1)
+        own = bins + ((t // group) * COPIES + t % COPIES) * BINS
+        n = list_blocks(maxima + t * blocks, chosen + t * blocks, floor, blocks, BLOCKS)
+        for first in range(0, n, TILE):
+            at = positions(chosen + t * blocks, first, n, blocks, SIZE, TILE)
+            value = tl.load(bits + t * width + at, mask=at < width, other=-1).to(tl.int32)
+            within = (value >= floor) & (value < ceiling)
+            tl.atomic_add(own + value, 1, mask=within, sem="relaxed")
+
+
+@triton.jit
+def _find_cut(bins, cuts, keep, FIRST: tl.constexpr, COPIES: tl.constexpr, BINS: tl.constexpr):
+    """cuts[group] = cut, room for values equal to it, number of counted values, last cut (as it was), lowest kept."""
+    g = tl.program_id(0).to(tl.int64)
+    cuts += g * 5
+    counted = 0
+    if not FIRST:
+        counted = tl.load(cuts + 2)
+    if counted < keep:
+        value = tl.arange(0, BINS)
+        n = tl.zeros([BINS], tl.int32)
+        for copy in range(COPIES):
+            n += tl.load(bins + (g * COPIES + copy) * BINS + value)
+        total = tl.sum(n)
+        reach = total - (tl.cumsum(n, 0) - n)
+        cut = tl.max(tl.where(reach >= keep, value, 0))
+        tl.store(cuts, cut)
+        tl.store(cuts + 1, keep - tl.sum(tl.where(value > cut, n, 0)))
+        tl.store(cuts + 2, total)
+        tl.store(cuts + 4, tl.min(tl.where((n > 0) & (value >= tl.maximum(cut, 1)), value, BINS)))
+
+
+@triton.jit
+def _count_kept(bits, maxima, chosen, cuts, counts, width, blocks, group, tokens,
+                SIZE: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """counts[0, t], counts[1, t] = values of token t above the cut, and equal to it."""
+    t = tl.program_id(0).to(tl.int64)
+    cut = tl.load(cuts + (t // group) * 5)
+    n = list_blocks(maxima + t * blocks, chosen + t * blocks, tl.maximum(cut, 1), blocks, BLOCKS)
+    above, ties = 0, 0
+    for first in range(0, n, TILE):
+        at = positions(chosen + t * blocks, first, n, blocks, SIZE, TILE)
+        value = tl.load(bits + t * width + at, mask=at < width, other=-1).to(tl.int32)
+        above += tl.sum((value > cut).to(tl.int32))
+        ties += tl.sum(((value == cut) & (value > 0)).to(tl.int32))
+    tl.store(counts + t, above)
+    tl.store(counts + tokens + t, ties)
+
+
+@triton.jit
+def _write_kept(bits, maxima, chosen, cuts, counts, sums, start, stop, token, column, value_out,
+                width, blocks, group, tokens, keep,
+                DENSE: tl.constexpr, SIZE: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """Write each token's kept values to their place in the list, or (DENSE) set all others of Z to 0."""
+    t = tl.program_id(0).to(tl.int64)
+    cut = tl.load(cuts + (t // group) * 5)
+    room = tl.load(cuts + (t // group) * 5 + 1)
+    above_after, ties_after = tl.load(sums + t), tl.load(sums + tokens + t)
+    above = above_after - tl.load(counts + t)  # of the group's tokens before this one
+    ties = ties_after - tl.load(counts + tokens + t)
+    base = (t // group) * keep
+    if not DENSE:
+        tl.store(start + t, (base + above + tl.minimum(ties, room)).to(tl.int32))
+        tl.store(stop + t, (base + above_after + tl.minimum(ties_after, room)).to(tl.int32))
+    n = list_blocks(maxima + t * blocks, chosen + t * blocks, tl.maximum(cut, 1), blocks, BLOCKS)
+    if DENSE:
+        for first in range(0, blocks, TILE):
+            some = first + tl.arange(0, TILE)
+            peak = tl.load(maxima + t * blocks + some, mask=some < blocks, other=0).to(tl.int32)
+            at = some[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+            nothing = tl.zeros([TILE, SIZE], tl.int16)
+            tl.store(bits + t * width + at, nothing, mask=(at < width) & (peak < tl.maximum(cut, 1))[:, None])
+    for first in range(0, n, TILE):
+        at = positions(chosen + t * blocks, first, n, blocks, SIZE, TILE)
+        value = tl.load(bits + t * width + at, mask=at < width, other=-1).to(tl.int32)
+        is_above = value > cut
+        is_tie = (value == cut) & (value > 0)  # a cut of 0 keeps all that is positive
+        # Both counts in one running sum: those above in the low half, ties in the high half.
+        both = tl.cumsum(is_above.to(tl.int32) + (is_tie.to(tl.int32) << 16), 0)
+        ties_here = ties + (both >> 16)
+        kept = is_above | (is_tie & (ties_here <= room))
+        if DENSE:
+            tl.store(bits + t * width + at, tl.where(kept, value, 0).to(tl.int16), mask=at < width)
+        else:
+            to = base + above + (both & 0xFFFF) + tl.minimum(ties_here, room) - 1
+            tl.store(token + to, t.to(tl.int32), mask=kept)
+            tl.store(column + to, at, mask=kept)
+            tl.store(value_out + to, (value << 16).to(tl.float32, bitcast=True), mask=kept)
+        above += tl.sum(is_above.to(tl.int32))
+        ties += tl.sum(is_tie.to(tl.int32))
+
+
+class Cut(NamedTuple):
+    """What a cut kept, and where it lay, in bits."""
+
+    kept: Kept | None
+    """None if the kept values were left in Z, with zeros elsewhere."""
+    lowest: Tensor
+    """[groups] int32: the smallest kept value of each group, BINS if there is none."""
+
+    def smallest(self) -> Tensor:
+        """The smallest kept value of all; 0 if there is none."""
+        bits = self.lowest.min()
+        return torch.where(bits < BINS, (bits << 16).view(torch.float32), 0)
+
+
+def cut_batch(blocks: Blocks, keep: int, group: int, last: Tensor | None, dense: bool) -> Cut:
+    """Keep the `keep` largest positive values of each group of tokens; ties go to the lowest position.
+
+    `last` [groups] int32 is the last step's `lowest`, if there is one: it saves work, the result is the same.
+    """
+    bits, maxima, chosen = blocks.bits, blocks.maxima, blocks.chosen
+    tokens, width = bits.shape
+    groups = tokens // group
+    shape = blocks.shape()
+    copies = 8 if groups == 1 else 1
+    bins = torch.zeros(groups, copies, BINS, dtype=torch.int32, device=bits.device)
+    cuts = torch.zeros(groups, 5, dtype=torch.int32, device=bits.device)
+    bands = [BINS]
+    if last is not None and len(last) == groups:
+        cuts[:, 3] = last
+        bands = [*MARGINS, BINS]
+    for number, margin in enumerate(bands):
+        above = bands[number - 1] if number else -1
+        _count_values[(tokens,)](
+            bits, maxima, chosen, cuts, bins, width, blocks.number, group, keep, margin, above,
+            COPIES=copies, **shape, BINS=BINS,
+        )  # fmt: skip
+        _find_cut[(groups,)](bins, cuts, keep, FIRST=number == 0, COPIES=copies, BINS=BINS, num_warps=16)
+    counts = torch.empty(2, groups, group, dtype=torch.int32, device=bits.device)
+    _count_kept[(tokens,)](bits, maxima, chosen, cuts, counts, width, blocks.number, group, tokens, **shape)
+    sums = counts.cumsum(-1, dtype=torch.int32)
+    kept = empty_kept(1 if dense else tokens, 1 if dense else groups * keep, width, bits.device)
+    _write_kept[(tokens,)](
+        bits, maxima, chosen, cuts, counts, sums, *kept, width, blocks.number, group, tokens, keep,
+        DENSE=dense, **shape,
+    )  # fmt: skip
+    return Cut(None if dense else kept, cuts[:, 4])

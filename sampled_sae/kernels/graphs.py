@@ -1,0 +1,54 @@
+"""Launching a whole part of a step at once: CUDA graphs, recorded when a part's shape is first seen.
+
+A step is about a hundred launches, and a host needs as long for them as an H200 needs for the work. A recording
+replays with one. It reads and writes the same memory each time, so what it returns is valid until the next replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+WARM_UP = 2
+"""Times that a part runs as it is before it is recorded: kernels are compiled then, and libraries set up."""
+
+_memory: dict[int, Any] = {}
+"""One pool of memory a device for all recordings: they never run at the same time."""
+
+
+class Recorder:
+    """Runs parts of a step, and records those that it may."""
+
+    def __init__(self, device: torch.device, generator: torch.Generator):
+        self.device, self.generator = device, generator
+        self.enabled = device.type == "cuda"
+        self.seen: dict[Hashable, int] = {}
+        self.graphs: dict[Hashable, tuple[Any, Any]] = {}
+
+    def run(self, name: str, key: Hashable | None, part: Callable[[], Any]) -> Any:
+        """What `part()` returns. For one name and key it must do the same work each time, on the same memory
+        (a part that reads another's results comes after it), and never wait for the device. No key: as it is.
+        """
+        if not self.enabled or key is None:
+            return part()
+        key = (name, key)
+        if key in self.graphs:
+            graph, result = self.graphs[key]
+            graph.replay()
+            return result
+        self.seen[key] = self.seen.get(key, 0) + 1
+        return part() if self.seen[key] <= WARM_UP else self._record(key, part)
+
+    def _record(self, key: Hashable, part: Callable[[], Any]) -> Any:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # what the warm-up held is needed for the recording's own memory
+        pool = _memory.setdefault(self.device.index or 0, torch.cuda.graph_pool_handle())
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        with torch.cuda.graph(graph, pool=pool):
+            result = part()
+        self.graphs[key] = (graph, result)
+        graph.replay()
+        return result

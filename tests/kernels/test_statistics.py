@@ -1,0 +1,20 @@
+"""Scores from statistics against the scores of the whole Z."""
+
+import pytest
+import torch
+
+from sampled_sae.kernels.encoder import FROM_STATISTICS
+from sampled_sae.kernels.statistics import statistics
+from sampled_sae.scores import get_score
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("name", FROM_STATISTICS)
+@pytest.mark.parametrize("tokens", [1, 5, 300])
+def test_scores_are_those_of_the_whole_batch(name, tokens):
+    z = torch.randn(tokens, 37, generator=torch.Generator().manual_seed(0)).bfloat16()
+    z[:, 3] = -1  # never fires
+    wanted = get_score(name)(z.double().relu(), torch.Generator())
+    got = FROM_STATISTICS[name](statistics(z.to(DEVICE))).cpu()
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
