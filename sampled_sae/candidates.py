@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.config import SAEConfig
-from sampled_sae.pool import draw, group_at, members, size_at
+from sampled_sae.pool import draw, draw_members, group_at, members, size_at
 from sampled_sae.scores import Score, get_score
 from sampled_sae.step import Parameters, activations
 
@@ -23,6 +23,9 @@ class Encoder(Protocol):
 
     def scores(self, score: Score, group: int, generator: torch.Generator) -> Tensor:
         """Each latent's score for each group of tokens [groups, m]."""
+
+    def draw(self, score: Score, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """One pool for the whole batch: who is in it [m] bool, and their numbers [size], ascending."""
 
 
 class PlainEncoder:
@@ -48,6 +51,9 @@ class PlainEncoder:
         if score.reads == "nothing":
             return score(self.x.new_empty(()).expand(shape), generator)
         return score(self.encode(None).view(shape), generator)
+
+    def draw(self, score: Score, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return draw_members(self.scores(score, self.tokens, generator), size, pick, generator)
 
 
 class Candidates(NamedTuple):
@@ -86,8 +92,7 @@ def candidates(
         z.view(-1, group, m).mul_(pools[:, None])
         return Candidates(z, None, pools.any(0), group)
     if kept is not None and step % pool.refresh and int(kept.sum()) == size:
-        chosen = kept
+        chosen, columns = kept, members(kept, size)
     else:
-        chosen = draw(encoder.scores(score, group, generator), size, pool.pick, generator)[0]
-    columns = members(chosen, size)
+        chosen, columns = encoder.draw(score, size, pool.pick, generator)
     return Candidates(encoder.encode(columns), columns, chosen, group)

@@ -56,6 +56,12 @@ def highest(q: Tensor, size: int) -> Tensor:
     return above | (ties & (ties.cumsum(dim=-1) <= room))
 
 
+def draw_members(q: Tensor, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`draw` for one group, q [1, m] -> its pool [m] bool, and who is in it [size], ascending."""
+    pool = draw(q, size, pick, generator)[0]
+    return pool, members(pool, size)
+
+
 def members(pool: Tensor, size: int) -> Tensor:
     """A pool [m] bool with `size` members -> who they are [size], ascending."""
     if not pool.is_cuda:

@@ -14,9 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 1024
-"""Values that a program holds at a time when it goes back to chosen blocks."""
-
 
 class Blocks(NamedTuple):
     """Z cut into blocks."""
@@ -32,9 +29,9 @@ class Blocks(NamedTuple):
     number: int
     """Blocks in a row."""
 
-    def shape(self) -> dict[str, int]:
-        """What the kernels must know when they are compiled."""
-        return {"SIZE": self.size, "BLOCKS": triton.next_power_of_2(self.number), "TILE": max(1, TILE // self.size)}
+    def shape(self, values: int) -> dict[str, int]:
+        """What a kernel must know when it is compiled, if it goes back to so many values at a time."""
+        return {"SIZE": self.size, "BLOCKS": triton.next_power_of_2(self.number), "TILE": max(1, values // self.size)}
 
 
 @triton.jit
@@ -77,7 +74,7 @@ def cut_into_blocks(z: Tensor, keep: int) -> Blocks:
     count = triton.cdiv(width, size)
     maxima = torch.empty(tokens, count, dtype=torch.int16, device=z.device)
     chosen = torch.empty(tokens, count, dtype=torch.int32, device=z.device)
-    rows = max(1, min(triton.next_power_of_2(count), 8192 // size))
+    rows = max(1, min(triton.next_power_of_2(count), 2**14 // size))
     bits = z.view(torch.int16)
-    _maxima[(tokens, triton.cdiv(count, rows))](bits, maxima, width, count, SIZE=size, ROWS=rows, num_warps=4)
+    _maxima[(tokens, triton.cdiv(count, rows))](bits, maxima, width, count, SIZE=size, ROWS=rows, num_warps=8)
     return Blocks(bits, maxima, chosen, size, count)

@@ -171,7 +171,7 @@ def cut_batch(blocks: Blocks, keep: int, group: int, last: Tensor | None, dense:
     bits, maxima, chosen = blocks.bits, blocks.maxima, blocks.chosen
     tokens, width = bits.shape
     groups = tokens // group
-    shape = blocks.shape()
+    shape = blocks.shape(1024)
     copies = 8 if groups == 1 else 1
     bins = torch.zeros(groups, copies, BINS, dtype=torch.int32, device=bits.device)
     cuts = torch.zeros(groups, 5, dtype=torch.int32, device=bits.device)
@@ -192,6 +192,6 @@ def cut_batch(blocks: Blocks, keep: int, group: int, last: Tensor | None, dense:
     kept = empty_kept(1 if dense else tokens, 1 if dense else groups * keep, width, bits.device)
     _write_kept[(tokens,)](
         bits, maxima, chosen, cuts, counts, sums, *kept, width, blocks.number, group, tokens, keep,
-        DENSE=dense, **shape,
+        DENSE=dense, **blocks.shape(512), num_warps=2,
     )  # fmt: skip
     return Cut(None if dense else kept, cuts[:, 4])

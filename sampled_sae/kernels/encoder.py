@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sampled_sae.kernels.products import padded_copy
+from sampled_sae.kernels.highest import highest
+from sampled_sae.kernels.products import padded_copy, product
 from sampled_sae.kernels.statistics import Statistics, statistics
+from sampled_sae.pool import draw_members
 from sampled_sae.scores import RIDGE, Score
 from sampled_sae.step import Parameters
 
@@ -34,14 +37,32 @@ class FastEncoder:
         shape = (self.tokens // group, group, len(self.W_enc))
         if score.reads == "nothing":
             return score(self.weights.b_enc.new_empty(()).expand(shape), generator)
+        whole = group == self.tokens and score.ours
+        if whole and score.name == "preactivation_l2":
+            return self._preactivation_l2()[None]
         if score.reads == "input":
             d = len(self.weights.b_dec)
             x = self.x16.float()[:, :d].view(-1, group, d)
             return score.from_input(x, self.weights.W_enc, self.weights.b_enc)
-        if group == self.tokens and score.ours and score.name in FROM_STATISTICS:
-            return FROM_STATISTICS[score.name](statistics(self.encode(None)))[None]
+        if whole and score.name in FROM_STATISTICS:
+            known = FROM_STATISTICS[score.name]
+            return known.score(statistics(self.encode(None), known.needs))[None]
         # Whatever a user's score looks at, it gets: all activations at once, as the plain path has them.
         return score(self.encode(None).float().relu_().view(shape), generator)
+
+    def draw(self, score: Score, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        q = self.scores(score, self.tokens, generator)
+        if pick == "top" and q.dtype == torch.float32:
+            return highest(q[0], size)
+        return draw_members(q, size, pick, generator)
+
+    def _preactivation_l2(self) -> Tensor:
+        """`scores.preactivation_l2` with products of 16-bit matrices."""
+        gram = product(self.x16.T, self.x16).to(self.W_enc.dtype)
+        along = ((self.W_enc @ gram) * self.W_enc).sum(1, dtype=torch.float32)
+        mean = product(self.x16.sum(0, dtype=torch.float32).to(self.W_enc.dtype)[None], self.W_enc.T)[0]
+        b_enc = self.weights.b_enc
+        return (along + 2 * b_enc * mean + self.tokens * b_enc.square()).clamp_min(0).sqrt()
 
 
 def padded(latents: Tensor) -> Tensor:
@@ -66,13 +87,22 @@ def _low_entropy(s: Statistics) -> Tensor:
     return torch.where(s.total > 0, (spread - _entropy(s)).clamp_min(0), -torch.inf)
 
 
-FROM_STATISTICS: dict[str, Callable[[Statistics], Tensor]] = {
-    "l2": lambda s: s.energy.sqrt(),
-    "squared_l2": lambda s: s.energy.double() + RIDGE,
-    "l1": lambda s: s.total,
-    "frequency": lambda s: s.fired / s.tokens,
-    "participation": lambda s: torch.where(s.energy > 0, s.total.square() / s.energy, 0),
-    "entropy": _entropy,
-    "low_entropy": _low_entropy,
+class FromStatistics(NamedTuple):
+    """A score that follows from each latent's statistics."""
+
+    needs: tuple[str, ...]
+    score: Callable[[Statistics], Tensor]
+
+
+FROM_STATISTICS = {
+    "l2": FromStatistics(("energy",), lambda s: s.energy.sqrt()),
+    "squared_l2": FromStatistics(("energy",), lambda s: s.energy.double() + RIDGE),
+    "l1": FromStatistics(("total",), lambda s: s.total),
+    "frequency": FromStatistics(("fired",), lambda s: s.fired / s.tokens),
+    "participation": FromStatistics(
+        ("total", "energy"), lambda s: torch.where(s.energy > 0, s.total.square() / s.energy, 0)
+    ),
+    "entropy": FromStatistics(("total", "z_log_z"), _entropy),
+    "low_entropy": FromStatistics(("total", "z_log_z"), _low_entropy),
 }
-"""Scores that follow from each latent's statistics; tests prove them equal to those of `sampled_sae.scores`."""
+"""Tests prove them equal to those of `sampled_sae.scores`."""

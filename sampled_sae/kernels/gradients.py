@@ -10,6 +10,7 @@ from torch import Tensor
 from sampled_sae.kernels.blocks import cut_into_blocks
 from sampled_sae.kernels.cut import Kept
 from sampled_sae.kernels.encoder import encode_some, padded
+from sampled_sae.kernels.masked import mask_
 from sampled_sae.kernels.products import product
 from sampled_sae.kernels.rows import cut_rows
 from sampled_sae.kernels.sparse import Groups, Rows, decode_error, gradient_rows, value_gradient
@@ -121,8 +122,8 @@ class _Own(NamedTuple):
 def _own_rows(out: Tensor, W_dec: Tensor, f: Tensor, weights: Parameters, copies: Copies, latents: Tensor) -> _Own:
     """Gradients of the latents [n] with codes f [B, padded n], from that of the reconstruction, `out` [B, stride]."""
     n, d = len(latents), weights.W_dec.shape[1]
-    on_f = (out @ W_dec.T).mul_(f > 0)
-    b_enc = on_f.sum(0, dtype=torch.float32)[:n]
+    on_f = out @ W_dec.T
+    b_enc = mask_(on_f, f)[:n]
     G_enc = product(on_f.T, copies.x)[:n, :d].contiguous()
     G_dec = product(f.T, out)[:n, :d].contiguous()
     along = (G_dec * weights.W_dec[latents]).sum(1)

@@ -6,6 +6,7 @@ replays with one. It reads and writes the same memory each time, so what it retu
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -14,8 +15,15 @@ import torch
 WARM_UP = 2
 """Times that a part runs as it is before it is recorded: kernels are compiled then, and libraries set up."""
 
-_memory: dict[int, Any] = {}
-"""One pool of memory a device for all recordings: they never run at the same time."""
+
+class _Memory:
+    """Memory that recordings share: they never run at the same time. It is given back with the last of them."""
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+
+
+_memories: weakref.WeakValueDictionary[torch.device, _Memory] = weakref.WeakValueDictionary()
 
 
 class Recorder:
@@ -26,6 +34,7 @@ class Recorder:
         self.enabled = device.type == "cuda"
         self.seen: dict[Hashable, int] = {}
         self.graphs: dict[Hashable, tuple[Any, Any]] = {}
+        self.memory: _Memory | None = None
 
     def run(self, name: str, key: Hashable | None, part: Callable[[], Any]) -> Any:
         """What `part()` returns. For one name and key it must do the same work each time, on the same memory
@@ -44,10 +53,11 @@ class Recorder:
     def _record(self, key: Hashable, part: Callable[[], Any]) -> Any:
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what the warm-up held is needed for the recording's own memory
-        pool = _memory.setdefault(self.device.index or 0, torch.cuda.graph_pool_handle())
+        if self.memory is None:
+            self.memory = _memories.setdefault(self.device, _Memory())
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=self.memory.handle):
             result = part()
         self.graphs[key] = (graph, result)
         graph.replay()

@@ -15,6 +15,7 @@ from sampled_sae.kernels.cut import cut_batch
 from sampled_sae.kernels.encoder import FROM_STATISTICS, FastEncoder
 from sampled_sae.kernels.gradients import Copies, PoolCodes, SparseCodes, pool_pass, sparse_pass, with_auxk
 from sampled_sae.kernels.graphs import Recorder
+from sampled_sae.kernels.masked import counts
 from sampled_sae.kernels.products import padded_copy
 from sampled_sae.kernels.rows import cut_rows
 from sampled_sae.kernels.sparse import Rows, group_by_latent
@@ -95,8 +96,7 @@ class FastPath:
             last.copy_(cut.lowest)
         if cut.kept is None:
             assert found.columns is not None
-            positive = found.z > 0
-            fired = torch.zeros_like(found.pool).index_copy_(0, found.columns, positive.any(0)[:size])
+            fired = torch.zeros_like(found.pool).index_copy_(0, found.columns, counts(found.z)[:size] > 0)
             codes = PoolCodes(encoder.x16, found.z, found.columns)
             return Selection(found.pool, fired, cut.smallest, lambda: int((found.z > 0).sum()), codes)
         latent = cut.kept.column

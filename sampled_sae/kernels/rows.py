@@ -90,6 +90,6 @@ def cut_rows(blocks: Blocks, keep: int, dense: bool) -> Cut:
     lowest = torch.empty(tokens, dtype=torch.int32, device=device)
     _cut_rows[(tokens,)](
         blocks.bits, blocks.maxima, blocks.chosen, lowest, *kept, width, blocks.number, keep, BINS,
-        DENSE=dense, **blocks.shape(),
+        DENSE=dense, **(blocks.shape(2048) if dense else blocks.shape(512)), num_warps=4 if dense else 2,
     )  # fmt: skip
     return Cut(None if dense else kept, lowest)

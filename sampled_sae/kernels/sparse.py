@@ -84,9 +84,10 @@ def _value_gradient(out, W, token, latent, on_value, entries, latents, d, stride
 def value_gradient(out: Tensor, W: Tensor, latent: Tensor, kept: Kept, d: int) -> Tensor:
     """out [B, stride], W [m, stride] -> out[token] . W[latent] for each kept value [n]."""
     on_value = torch.empty(len(latent), device=out.device)
-    _value_gradient[(triton.cdiv(len(latent), 8),)](
-        out, W, kept.token, latent, on_value, len(latent), len(W), d, W.shape[1], ROWS=8, BLOCK=128, num_warps=2
-    )
+    _value_gradient[(triton.cdiv(len(latent), ROWS),)](
+        out, W, kept.token, latent, on_value, len(latent), len(W), d, W.shape[1],
+        ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
     return on_value
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+ROWS, BLOCK = 64, 512
 
 
 class Statistics(NamedTuple):
@@ -25,33 +28,45 @@ class Statistics(NamedTuple):
 
 
 @triton.jit
-def _column_sums(z, sums, tokens, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _column_sums(z, sums, tokens, width, parts, TOTAL: tl.constexpr, ENERGY: tl.constexpr, LOGS: tl.constexpr,
+                 FIRED: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    first = tl.program_id(1) * ROWS
+    part = tl.program_id(1)
+    z += (part * ROWS).to(tl.int64) * width
     total = tl.zeros([BLOCK], tl.float32)
     energy = tl.zeros([BLOCK], tl.float32)
     logs = tl.zeros([BLOCK], tl.float32)
     fired = tl.zeros([BLOCK], tl.float32)
-    z += first.to(tl.int64) * width
-    for _ in range(first, tl.minimum(first + ROWS, tokens)):
-        value = tl.maximum(tl.load(z + j, mask=j < width, other=0.0).to(tl.float32), 0.0)
-        z += width
-        total += value
-        energy += value * value
-        logs += value * tl.log(tl.maximum(value, 1e-30))
-        fired += tl.where(value > 0, 1.0, 0.0)
-    at = sums + tl.program_id(1) * 4 * width + j
+    left = tl.minimum(tokens - part * ROWS, ROWS)
+    for first in range(0, left, AT_ONCE):
+        for row in tl.static_range(AT_ONCE):  # several loads under way at once
+            until = tl.where(first + row < left, width, 0)
+            value = tl.maximum(tl.load(z + row * width + j, mask=j < until, other=0.0).to(tl.float32), 0.0)
+            if TOTAL:
+                total += value
+            if ENERGY:
+                energy += value * value
+            if LOGS:
+                logs += value * tl.log2(tl.maximum(value, 1e-30))
+            if FIRED:
+                fired += tl.where(value > 0, 1.0, 0.0)
+        z += AT_ONCE * width
+    at = sums + part * width + j
     tl.store(at, total, mask=j < width)
-    tl.store(at + width, energy, mask=j < width)
-    tl.store(at + 2 * width, logs, mask=j < width)
-    tl.store(at + 3 * width, fired, mask=j < width)
+    tl.store(at + parts * width, energy, mask=j < width)
+    tl.store(at + 2 * parts * width, logs * 0.6931471805599453, mask=j < width)
+    tl.store(at + 3 * parts * width, fired, mask=j < width)
 
 
-def statistics(z: Tensor, rows: int = 128, block: int = 1024) -> Statistics:
-    """z [tokens, m], negative values count as 0 -> each latent's statistics."""
+def statistics(z: Tensor, needs: Collection[str] = Statistics._fields) -> Statistics:
+    """z [tokens, m], negative values count as 0 -> each latent's statistics; those that nobody needs are 0."""
     tokens, width = z.shape
-    parts = triton.cdiv(tokens, rows)
-    sums = torch.empty(parts, 4, width, device=z.device)
-    _column_sums[(triton.cdiv(width, block), parts)](z, sums, tokens, width, ROWS=rows, BLOCK=block)
-    total, energy, z_log_z, fired = sums.sum(0)
+    parts = triton.cdiv(tokens, ROWS)
+    sums = torch.empty(4, parts, width, device=z.device)
+    wanted = [name in needs for name in Statistics._fields[:4]]
+    flags = dict(zip(("TOTAL", "ENERGY", "LOGS", "FIRED"), wanted, strict=True))
+    _column_sums[(triton.cdiv(width, BLOCK), parts)](
+        z, sums, tokens, width, parts, **flags, ROWS=ROWS, AT_ONCE=4, BLOCK=BLOCK, num_warps=4
+    )
+    total, energy, z_log_z, fired = sums.sum(1)
     return Statistics(total, energy, z_log_z, fired, tokens)
