@@ -1,111 +1,126 @@
-"""Time one training step, ours beside dictionary_learning's, in one run.
+"""Time one training step, ours beside the peers', in one run.
 
-    make bench          the peers' environments are made first
-    python benchmarks/step.py --d 512 --m 16384 --k 32 --batch 2048
+    make bench                                                     two CPU cores, a small shape
+    python benchmarks/step.py --device cuda --d 768 --m 65536 --k 60 --batch 4096     the paper's shape
 
-Each side runs in a process of its own with the same data; rounds alternate between the two, so that a
-change in the machine's speed hits both. The median of all timed steps counts.
+Each runs in a process of its own with the same data; rounds go from one to the next, so that a change in the
+machine's speed hits all of them. A round is as many steps in a row as fit into a moment, as in a run, and the
+median round counts. A peer that is not installed is named and left out: tests/peers/setup.sh installs two of
+them, benchmarks/carry_peers.sh fetches all three for a machine without internet (put its folder on PYTHONPATH).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PEER = ROOT / ".peers" / "dictionary_learning" / "bin" / "python"
-
-WORKER = """
-import json, sys, time, torch
-side, d, m, k, batch, threads, device = sys.argv[1], *map(int, sys.argv[2:7]), sys.argv[7]
-torch.set_num_threads(threads)
-generator = torch.Generator().manual_seed(0)
-directions = torch.randn(2 * d, d, generator=generator)
-fires = [torch.rand(batch, 2 * d, generator=generator) < 0.02 for _ in range(4)]
-data = [((f * torch.rand(f.shape, generator=generator)) @ directions).to(device) for f in fires]
-if side == "ours":
-    import sampled_sae as ss
-    from sampled_sae.learner import Learner
-    made = {"batchtopk": ss.batchtopk(m, k), "topk": ss.topk(m, k), "l2 l=5": ss.sampled(m, k, "l2", 5),
-            "uniform l=10": ss.sampled(m, k, "uniform", 10)}
-    learners = {n: Learner(c, d, 10**6, 0, torch.device(device), torch.float32) for n, c in made.items()}
-    steps = {n: (lambda x, i, l=l: l.step(x, i, measure=False)) for n, l in learners.items()}
-else:
-    from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer
-    trainer = BatchTopKTrainer(steps=10**6, activation_dim=d, dict_size=m, k=k, layer=0, lm_name="x", lr=3e-4,
-                               device=device, seed=0)
-    steps = {"batchtopk": lambda x, i: trainer.update(i, x)}
-wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-count = {n: 0 for n in steps}
-print("ready", flush=True)
-for line in sys.stdin:  # one line a round: the number of steps to time
-    times = {n: [] for n in steps}
-    for name, step in steps.items():
-        for _ in range(int(line)):
-            wait(); begin = time.perf_counter()
-            step(data[count[name] % 4], count[name]); wait()
-            times[name].append(time.perf_counter() - begin)
-            count[name] += 1
-    print(json.dumps(times), flush=True)
-"""
+OURS_CPU = ("BatchTopK", "TopK", "l2 l=5", "uniform l=10")
+OURS_GPU = (
+    *("BatchTopK", "TopK", "l2 l=5", "l2 l=100", "entropy l=100", "preactivation_l2 l=5", "preactivation_l2 l=100"),
+    *("uniform l=10", "uniform 50%", "groups of 512", "BatchTopK, AuxK with half dead", "16 SAEs, each"),
+    "BatchTopK, plain path",
+)
+PEERS_CPU = ("dictionary_learning BatchTopK, fp32",)
+PEERS_GPU = (
+    *("SAELens BatchTopK, autocast", "SAELens BatchTopK, fp32"),
+    *("dictionary_learning BatchTopK, bf16 autocast", "dictionary_learning BatchTopK, fp32"),
+    *("sparsify TopK, bf16", "sparsify TopK, bf16, fused Adam"),
+)
 
 
-def start(python: str | Path, side: str, sizes: list[str]) -> subprocess.Popen[str]:
-    worker = subprocess.Popen(
-        [str(python), "-c", WORKER, side, *sizes],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=None,
+def python_for(name: str) -> str:
+    """The interpreter whose environment has what is timed."""
+    own = ROOT / ".peers" / name.split()[0].lower() / "bin" / "python"
+    return str(own) if own.exists() else sys.executable
+
+
+def start(name: str, arguments: list[str]) -> subprocess.Popen[str]:
+    environment = os.environ | ({"SAMPLED_SAE_PATH": "plain"} if name.endswith("plain path") else {})
+    command = [python_for(name), str(ROOT / "benchmarks" / "worker.py"), name, *arguments]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
     )
-    assert worker.stdout is not None
-    if worker.stdout.readline().strip() != "ready":
-        sys.exit(f"{side} did not start")
-    return worker
 
 
-def time_round(worker: subprocess.Popen[str], steps: int) -> dict[str, list[float]]:
+def answer(worker: subprocess.Popen[str], question: str | None) -> str:
     assert worker.stdin is not None and worker.stdout is not None
-    worker.stdin.write(f"{steps}\n")
-    worker.stdin.flush()
-    return json.loads(worker.stdout.readline())
+    if question is not None:
+        worker.stdin.write(question + "\n")
+        worker.stdin.flush()
+    return worker.stdout.readline().strip()
+
+
+def running(names: list[str], arguments: list[str]) -> dict[str, subprocess.Popen[str]]:
+    """Start all, side by side; say which cannot run here."""
+    workers = {name: start(name, arguments) for name in names}
+    with ThreadPoolExecutor() as threads:
+        greetings = dict(zip(workers, threads.map(lambda w: answer(w, None), workers.values()), strict=True))
+    for name, greeting in greetings.items():
+        if greeting != "ready":
+            print(f"{name}: left out ({greeting or 'it stopped'})", file=sys.stderr)
+    return {name: worker for name, worker in workers.items() if greetings[name] == "ready"}
+
+
+def timed(workers: dict[str, subprocess.Popen[str]], rounds: int, seconds: float) -> dict[str, dict[str, Any]]:
+    """Milliseconds a step of each, round by round."""
+    figures: dict[str, dict[str, Any]] = {name: {"rounds": []} for name in workers}
+    length = dict.fromkeys(workers, 2)
+    for number in range(rounds + 2):  # the first two warm up and say how many steps fit into a round
+        for name, worker in workers.items():
+            reply = json.loads(answer(worker, str(length[name])))
+            step = reply["seconds"] / length[name]
+            length[name] = max(2, round(seconds / step))
+            if number > 1:
+                figures[name]["rounds"].append(step * 1e3 / (16 if "16 SAEs" in name else 1))
+                figures[name]["peak_gib"] = reply["peak_bytes"] / 2**30
+    for figure in figures.values():
+        figure["ms"] = statistics.median(figure["rounds"])
+    return figures
+
+
+def show(figures: dict[str, dict[str, Any]], gpu: bool) -> None:
+    peers = [name for name in figures if not name.startswith("sampled-sae")]
+    for name, figure in figures.items():
+        low, high = min(figure["rounds"]), max(figure["rounds"])
+        memory = f"  {figure['peak_gib']:5.2f} GiB" if gpu else ""
+        print(f"{name:48s} {figure['ms']:9.3f} ms a step ({low:.3f} to {high:.3f}){memory}")
+    for name in ("BatchTopK", "TopK"):
+        mine = figures.get(f"sampled-sae {name}")
+        for peer in peers:
+            if mine and f" {name}" in peer:
+                print(f"our {name} is {figures[peer]['ms'] / mine['ms']:.1f} times as fast as {peer}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("d", 512), ("m", 16_384), ("k", 32), ("batch", 2048), ("threads", 2)):
+    for name, default in (("d", 512), ("m", 16_384), ("k", 32), ("batch", 2048), ("threads", 2), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=4, help="timed steps of a round")
+    parser.add_argument("--seconds", type=float, default=0.4, help="length of a round")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", default="", help="only what has this word in its name")
     parser.add_argument("--out", type=Path, help="write the figures there as JSON")
     a = parser.parse_args()
-    if not PEER.exists():
-        sys.exit("the peer is not installed: bash tests/peers/setup.sh")
-    sizes = [str(n) for n in (a.d, a.m, a.k, a.batch, a.threads)] + [a.device]
-    workers = {
-        "sampled-sae": start(sys.executable, "ours", sizes),
-        "dictionary_learning": start(PEER, "peer", sizes),
-    }
-    times: dict[str, list[float]] = {}
-    for number in range(a.rounds + 1):  # the first round warms up
-        for side, worker in workers.items():
-            for name, seconds in time_round(worker, a.steps).items():
-                if number:
-                    times.setdefault(f"{side} {name}", []).extend(seconds)
-    medians = {name: statistics.median(seconds) * 1e3 for name, seconds in times.items()}
-    peer = medians["dictionary_learning batchtopk"]
-    print(f"d={a.d} m={a.m} K={a.k} B={a.batch}, {a.device}, {a.threads} threads, fp32; ms a step, median")
-    for name, ms in medians.items():
-        low, high = min(times[name]) * 1e3, max(times[name]) * 1e3
-        print(f"{name:32s} {ms:9.1f}   ({low:.1f} to {high:.1f})   {peer / ms:5.2f} times dictionary_learning's speed")
+    gpu = a.device == "cuda"
+    names = [f"sampled-sae {name}" for name in (OURS_GPU if gpu else OURS_CPU)] + list(PEERS_GPU if gpu else PEERS_CPU)
+    workers = running(
+        [name for name in names if a.only in name],
+        [str(n) for n in (a.d, a.m, a.k, a.batch)] + [a.device, str(a.threads)],
+    )
+    figures = timed(workers, a.rounds, a.seconds)
+    print(f"d={a.d} m={a.m} K={a.k} B={a.batch}, {a.device}, fp32 weights, median of {a.rounds} rounds")
+    show(figures, gpu)
+    for worker in workers.values():
+        worker.kill()
     if a.out:
-        a.out.write_text(json.dumps({"settings": vars(a) | {"out": str(a.out)}, "ms": medians}, indent=2) + "\n")
+        a.out.write_text(json.dumps({"settings": vars(a) | {"out": str(a.out)}, "figures": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,20 +7,24 @@ from pathlib import Path
 
 import torch
 
+from sampled_sae import kernels
 from sampled_sae.config import SAEConfig
 from sampled_sae.errors import UserError
-from sampled_sae.pool_config import Everything
+from sampled_sae.pool_config import Everything, Scope
 from sampled_sae.scores import get_score
 
 LIBRARIES = 64 * 2**20
 """What torch's own buffers were seen to take on top."""
 
 
-def needed(configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.dtype) -> int:
+def needed(configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.dtype, fast: bool = False) -> int:
     """Bytes that training these SAEs side by side takes at its peak, from the shapes alone.
 
     What the activations themselves take is not counted: it is there already, or stays on disk.
     """
+    if fast:
+        kept = sum(28 * c.latents * d + 32 * c.latents for c in configs)  # with a copy of both matrices in 16 bits
+        return int(1.05 * (kept + max(_fast_working(c, d, batch_size) for c in configs))) + LIBRARIES
     # Kept for every SAE: weights and Adam's two moments.
     kept = sum(3 * (2 * c.latents * d + c.latents + d) + 3 * c.latents for c in configs)
     # Held for one SAE at a time: gradients with one working copy, activations, dead latents' copies.
@@ -42,6 +46,21 @@ def _working(config: SAEConfig, d: int, batch_size: int) -> int:
     auxk = (2 * m * d + 3 * m * batch_size) if config.auxk.alpha > 0 else 0
     kept = 6 * config.k * batch_size
     return int(3 * m * d + max(activations + kept, auxk) + 6 * batch_size * d)
+
+
+def _fast_working(config: SAEConfig, d: int, batch_size: int) -> int:
+    """Bytes that the GPU's path holds for one SAE at a time."""
+    m, pool = config.latents, config.pool
+    z = 2 * m * batch_size
+    if not isinstance(pool.size, Everything):
+        z += 2 * batch_size * pool.size.latents(config.k, m)
+        if pool.scope != Scope() or get_score(pool.score).reads == "activations":
+            z += 8 * m * batch_size  # scores that are not made for the GPU look at all of it in 32 bits
+    lists = 60 * config.k * batch_size + batch_size * (8 * d + m // 8)
+    gradients = 8 * m * d + lists
+    # AuxK may find every latent dead, and works outside of the recorded part of a step.
+    auxk = 4 * m * batch_size + 20 * m * d if config.auxk.alpha > 0 else 0
+    return max(z + lists, gradients) + auxk
 
 
 def available(device: torch.device) -> int | None:
@@ -72,7 +91,7 @@ def _cgroup_free() -> int | None:
 
 def check(configs: Sequence[SAEConfig], d: int, batch_size: int, device: torch.device, dtype: torch.dtype) -> str:
     """One line that says what will be needed; refuses when it is not there."""
-    need, free = needed(configs, d, batch_size, dtype), available(device)
+    need, free = needed(configs, d, batch_size, dtype, kernels.usable(device, dtype)), available(device)
     line = f"memory: about {_readable(need)} on {device}"
     if free is None:
         return line

@@ -18,6 +18,8 @@ from sampled_sae.step import Outcome, Parameters
 class Path(Protocol):
     """What `plain.PlainPath` and `kernels.path.FastPath` have in common."""
 
+    name: str
+
     def select(self, x: Tensor, step: int, pool: Tensor) -> Selection: ...
 
     def gradients(self, x: Tensor, selection: Selection, dead: Tensor | None) -> Outcome: ...

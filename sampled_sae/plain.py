@@ -15,6 +15,8 @@ from sampled_sae.step import Outcome, Parameters, keep_largest, loss_and_gradien
 class PlainPath:
     """How a learner encodes and cuts a batch, gets gradients and moves its weights."""
 
+    name = "plain"
+
     def __init__(self, weights: Parameters, config: SAEConfig, steps: int, generator: torch.Generator):
         self.weights, self.config, self.steps, self.generator = weights, config, steps, generator
         self.optimizer = Optimizer(weights, config.optimizer)

@@ -251,6 +251,7 @@ class Run:
             sae.metadata["training"] = self.describe()["train"] | {
                 "scale": self.scale,
                 "seconds": self.seconds / len(self.learners),
+                "path": learner.path.name,
                 "dead": float(learner.dead().float().mean()),
                 "ever_pooled": float(learner.ever_pooled.float().mean()),
                 "heldout_tokens_used": len(x),

@@ -46,6 +46,8 @@ class RowGradients(NamedTuple):
 class FastPath:
     """How a learner encodes and cuts a batch, gets gradients and moves its weights."""
 
+    name = "fast"
+
     def __init__(self, weights: Parameters, config: SAEConfig, steps: int, generator: torch.Generator):
         self.weights, self.config, self.steps, self.generator = weights, config, steps, generator
         self.k_aux = config.auxk.k or max(1, len(weights.b_dec) // 2)

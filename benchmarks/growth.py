@@ -1,0 +1,107 @@
+"""How a step's cost grows with m, d, B and K, with the floor beside it: what the hardware alone would take.
+
+    python benchmarks/growth.py --out growth.json
+
+The floor counts, at this machine's own measured rates: the encoder's product, one read of Z (where Z is cut),
+one pass of Adam over both matrices with their gradients and 16-bit copies, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from worker import batches
+
+import sampled_sae as ss
+from sampled_sae.learner import Learner
+
+BASE = {"m": 65_536, "d": 768, "B": 4096, "K": 60}
+AXES = {
+    "m": (16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576),
+    "d": (512, 768, 1024, 2048, 3072, 4096),
+    "B": (512, 1024, 2048, 4096, 8192, 16_384),
+    "K": (15, 30, 60, 120, 240),
+}
+
+
+def rates() -> tuple[float, float]:
+    """Bytes a second of a copy, operations a second of a product in bfloat16."""
+    big = torch.rand(2**28, device="cuda")
+    other = torch.empty_like(big)
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return 2 * big.nbytes / seconds(lambda: other.copy_(big)), 2 * 8192**3 / seconds(lambda: a @ a)
+
+
+def seconds(work, repeat: int = 10) -> float:
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(repeat):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / repeat
+
+
+def floor(kind: str, m: int, d: int, B: int, K: int, bandwidth: float, speed: float) -> float:
+    """Seconds that a step takes at the least."""
+    pool = 10 * K if kind == "uniform l=10" else m
+    product = 2 * B * pool * d / speed
+    cut = 2 * B * m / bandwidth if kind != "uniform l=10" else 0.0
+    touched = min(m, K * B) if kind != "uniform l=10" else pool
+    adam = (2 * m * d * 26 + 2 * touched * d * 8) / bandwidth
+    return product + cut + adam
+
+
+def step_ms(kind: str, m: int, d: int, B: int, K: int) -> dict[str, float]:
+    """Milliseconds and peak memory of one step."""
+    make = {
+        "BatchTopK": lambda: ss.batchtopk(m, K),
+        "TopK": lambda: ss.topk(m, K),
+        "l2 l=5": lambda: ss.sampled(m, K, "l2", 5),
+        "uniform l=10": lambda: ss.sampled(m, K, "uniform", 10),
+    }
+    torch.cuda.empty_cache()
+    data = batches(d, B, "cuda", count=4)
+    learner = Learner(make[kind](), d, 10**6, 0, torch.device("cuda"), torch.float32)
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        learner.step(data[done % 4], done, measure=False)
+        done += 1
+
+    for _ in range(6):
+        step()
+    torch.cuda.reset_peak_memory_stats()
+    once = seconds(step, 5)
+    return {
+        "ms": seconds(step, max(5, min(60, int(0.3 / once)))) * 1e3,
+        "gib": torch.cuda.max_memory_allocated() / 2**30,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--kinds", default="BatchTopK,TopK,l2 l=5,uniform l=10")
+    a = parser.parse_args()
+    bandwidth, speed = rates()
+    result = {"bytes_a_second": bandwidth, "operations_a_second": speed, "base": BASE, "points": []}
+    for axis, values in AXES.items():
+        for value in values:
+            for kind in a.kinds.split(","):
+                shape = BASE | {axis: value}
+                low = floor(kind, **shape, bandwidth=bandwidth, speed=speed) * 1e3
+                point = {"axis": axis, "kind": kind, **shape, **step_ms(kind, **shape), "floor_ms": low}
+                result["points"].append(point)
+                print(json.dumps(point), flush=True)
+                a.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
