@@ -23,12 +23,12 @@ Step = Callable[[Tensor, int], None]
 
 def batches(d: int, batch: int, device: str, count: int = 8) -> list[Tensor]:
     """Sparse combinations of 4 d random directions, [batch, d] each, mean squared norm 1."""
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(4 * d, d, generator=generator).to(device)
+    generator = torch.Generator(device).manual_seed(0)
+    directions = torch.randn(4 * d, d, generator=generator, device=device)
     made = []
     for _ in range(count):
-        fires = torch.rand(batch, 4 * d, generator=generator) < 0.02
-        x = (fires * torch.rand(fires.shape, generator=generator)).to(device) @ directions
+        fires = torch.rand(batch, 4 * d, generator=generator, device=device) < 0.02
+        x = (fires * torch.rand(fires.shape, generator=generator, device=device)) @ directions
         made.append(x / x.square().sum(1).mean().sqrt())
     return made
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from sampled_sae.kernels.blocks import cut_into_blocks
 from sampled_sae.kernels.cut import Kept
 from sampled_sae.kernels.encoder import encode_some, padded
-from sampled_sae.kernels.masked import mask_
+from sampled_sae.kernels.masked import mask_, put_rows_
 from sampled_sae.kernels.products import product
 from sampled_sae.kernels.rows import cut_rows
 from sampled_sae.kernels.sparse import Groups, Rows, decode_error, gradient_rows, value_gradient
@@ -73,17 +73,16 @@ def sparse_pass(x: Tensor, weights: Parameters, copies: Copies, codes: SparseCod
 
 def pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes) -> Pass:
     """The same for a small pool: products over all its B x P values, kept or not."""
-    d, m = x.shape[1], len(weights.b_enc)
-    W_dec = copies.W_dec[padded(codes.columns)]
-    error = x - weights.b_dec - product(codes.f, W_dec)[:, :d]
+    d, m, size = x.shape[1], len(weights.b_enc), len(codes.columns)
+    latents = padded(codes.columns)
+    error = x - weights.b_dec - product(codes.f, copies.W_dec[latents])[:, :d]
     out = torch.zeros_like(copies.x)
     out[:, :d] = error * (-2 / len(x))
-    own = _own_rows(out, W_dec, codes.f, weights, copies, codes.columns)
+    G_enc, G_dec = torch.empty(size, d, device=x.device), torch.empty(size, d, device=x.device)
     slot = torch.full((m,), -1, dtype=torch.int32, device=x.device)
-    slot[codes.columns] = torch.arange(len(codes.columns), dtype=torch.int32, device=x.device)
-    b_enc = torch.zeros(m, device=x.device).index_copy_(0, codes.columns, own.b_enc)
-    on_b_dec = out.sum(0, dtype=torch.float32)[:d] - own.through_encoder
-    return Pass(Rows(own.W_enc, own.W_dec, slot, b_enc, own.energy), out, error.square().sum(), on_b_dec)
+    rows = Rows(G_enc, G_dec, slot, torch.zeros(m, device=x.device), torch.zeros((), device=x.device))
+    done = Pass(rows, out, error.square().sum(), out.sum(0, dtype=torch.float32)[:d])
+    return _with_rows(done, out, codes.f, weights, copies, codes.columns, latents, first=0)
 
 
 def with_auxk(
@@ -93,54 +92,41 @@ def with_auxk(
 
     A dead latent did not fire on this batch, so it has no gradient yet: its rows are put, not added.
     """
-    d, latents = x.shape[1], padded(dead)
-    W_dec = copies.W_dec[latents]
-    f = encode_some(copies.x, copies.W_enc, weights.b_enc.to(W_dec.dtype), latents, len(dead))
+    d, m, latents = x.shape[1], len(weights.b_enc), padded(dead, AUXK_STEP)
+    f = encode_some(copies.x, copies.W_enc, weights.b_enc.to(copies.x.dtype), latents, len(dead))
     cut_rows(cut_into_blocks(f, k_aux), k_aux, dense=True)
     error = done.out[:, :d].float() * (-len(x) / 2)
-    left = error - product(f, W_dec)[:, :d]
+    left = error - product(f, copies.W_dec[latents])[:, :d]
     variance = (error - error.mean(0)).square().sum()
     share = torch.where(variance > 0, 1 / variance, 0)  # nothing to explain counts as 0
     out = torch.zeros_like(copies.x)
     out[:, :d] = left * (-2 * alpha * share)
-    own = _own_rows(out, W_dec, f, weights, copies, dead)
-    rows = _put(done.rows, dead, own)
-    return done._replace(rows=rows, on_b_dec=done.on_b_dec - own.through_encoder), left.square().sum() * share
+    rows, first = done.rows, -1
+    if len(rows.W_enc) < m:  # a small pool's rows: the dead come behind them
+        first = len(rows.W_enc)
+        more = torch.empty(len(dead), d, device=x.device)
+        rows = rows._replace(W_enc=torch.cat([rows.W_enc, more]), W_dec=torch.cat([rows.W_dec, more]))
+    done = _with_rows(done._replace(rows=rows), out, f, weights, copies, dead, latents, first)
+    return done, left.square().sum() * share
 
 
-class _Own(NamedTuple):
-    """Gradients of some latents [n] alone."""
-
-    W_enc: Tensor
-    W_dec: Tensor
-    b_enc: Tensor
-    energy: Tensor
-    through_encoder: Tensor
-    """[d]: what b_dec feels of it before encoding."""
+AUXK_STEP = 512
+"""The number of dead latents is rounded up to a multiple, so that memory and kernels fit from step to step."""
 
 
-def _own_rows(out: Tensor, W_dec: Tensor, f: Tensor, weights: Parameters, copies: Copies, latents: Tensor) -> _Own:
-    """Gradients of the latents [n] with codes f [B, padded n], from that of the reconstruction, `out` [B, stride]."""
-    n, d = len(latents), weights.W_dec.shape[1]
-    on_f = out @ W_dec.T
-    b_enc = mask_(on_f, f)[:n]
-    G_enc = product(on_f.T, copies.x)[:n, :d].contiguous()
-    G_dec = product(f.T, out)[:n, :d].contiguous()
-    along = (G_dec * weights.W_dec[latents]).sum(1)
-    energy = G_enc.square().sum() + G_dec.square().sum() - along.square().sum() + b_enc.square().sum()
-    through_encoder = product(b_enc.to(out.dtype)[None], copies.W_enc[latents])[0, :d]
-    return _Own(G_enc, G_dec, b_enc, energy, through_encoder)
+def _with_rows(
+    done: Pass, out: Tensor, f: Tensor, weights: Parameters, copies: Copies, who: Tensor, latents: Tensor, first: int
+) -> Pass:
+    """Put the gradients of the latents `who` [n], `latents` when padded, into the rows from `first` on.
 
-
-def _put(rows: Rows, latents: Tensor, own: _Own) -> Rows:
-    """Rows with those of further latents [n]."""
-    b_enc, energy = rows.b_enc.index_copy_(0, latents, own.b_enc), rows.energy + own.energy
-    if len(rows.W_enc) == len(b_enc):  # every latent has its row already
-        rows.W_enc.index_copy_(0, latents, own.W_enc)
-        rows.W_dec.index_copy_(0, latents, own.W_dec)
-        slot = rows.slot.index_copy_(0, latents, latents.to(torch.int32))
-        return Rows(rows.W_enc, rows.W_dec, slot, b_enc, energy)
-    first = len(rows.W_enc)
-    numbers = torch.arange(first, first + len(latents), dtype=torch.int32, device=latents.device)
-    slot = rows.slot.index_copy_(0, latents, numbers)
-    return Rows(torch.cat([rows.W_enc, own.W_enc]), torch.cat([rows.W_dec, own.W_dec]), slot, b_enc, energy)
+    f [B, padded n] are their codes, `out` [B, stride] is the gradient of what they reconstruct.
+    """
+    rows, d = done.rows, len(weights.b_dec)
+    on_f = out @ copies.W_dec[latents].T
+    bias = mask_(on_f, f)
+    own = (product(on_f.T, copies.x), product(f.T, out))
+    energy = put_rows_(own, weights.W_dec, who, (rows.W_enc, rows.W_dec), rows.slot, first)
+    b_enc = rows.b_enc.index_copy_(0, who, bias[: len(who)])
+    through_encoder = product(bias.to(out.dtype)[None], copies.W_enc[latents])[0, :d]
+    rows = rows._replace(b_enc=b_enc, energy=rows.energy + energy + bias.square().sum())
+    return done._replace(rows=rows, on_b_dec=done.on_b_dec - through_encoder)

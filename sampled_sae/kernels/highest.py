@@ -57,17 +57,21 @@ def _find_half(bins, state, UPPER: tl.constexpr, BLOCK: tl.constexpr):
 def _choose(q, state, pool, members, m, BLOCK: tl.constexpr):
     cut = ((tl.load(state) - HALF // 2) << 16) | tl.load(state + 1)
     room = tl.load(state + 2)
-    chosen, ties = 0, 0
+    above, ties = 0, 0
     for first in range(0, m, BLOCK):
         i = first + tl.arange(0, BLOCK)
         key = _key(q, i, m)
-        is_tie = ((key == cut) & (i < m)).to(tl.int32)
-        taken = ((key > cut) & (i < m)) | ((is_tie > 0) & (ties + tl.cumsum(is_tie, 0) <= room))
-        to = chosen + tl.cumsum(taken.to(tl.int32), 0) - 1
+        is_above = (key > cut) & (i < m)
+        is_tie = (key == cut) & (i < m)
+        # Both counts in one running sum: those above in the low half, ties in the high half.
+        both = tl.cumsum(is_above.to(tl.int32) + (is_tie.to(tl.int32) << 16), 0)
+        ties_here = ties + (both >> 16)
+        taken = is_above | (is_tie & (ties_here <= room))
+        to = above + (both & 0xFFFF) + tl.minimum(ties_here, room) - 1
         tl.store(pool + i, taken, mask=i < m)
         tl.store(members + to, i.to(tl.int64), mask=taken)
-        chosen += tl.sum(taken.to(tl.int32))
-        ties += tl.sum(is_tie)
+        above += tl.sum(is_above.to(tl.int32))
+        ties += tl.sum(is_tie.to(tl.int32))
 
 
 def highest(q: Tensor, size: int) -> tuple[Tensor, Tensor]:
