@@ -1,7 +1,7 @@
 """One SAE in training: its weights, its optimiser, its pool, its counters. It knows a batch, not the stream.
 
 What looks at the whole batch is a small reduction in one place each: the scores and the cut (`path.select`),
-the counters (`_count`), the threshold (`_average_threshold`) and the gradient's norm (`path.update`).
+the counters (`_count`), the threshold (`_average_threshold`) and the gradient's norm (`path.move`).
 """
 
 from __future__ import annotations
@@ -67,22 +67,21 @@ class Learner:
         self.ever_pooled |= selection.pool
         self._average_threshold(selection, step)
         dead = self._count(selection, len(x))
-        outcome = self.path.gradients(x, selection, dead)
         lr = learning_rate(config.optimizer, step, self.steps)
-        norm = self.path.update(outcome, lr)
+        moved = self.path.move(x, selection, dead, lr)
         if pool_churn is None:
             return None
         return Stats(
-            loss=outcome.loss,
-            fve=1 - outcome.error / (x - x.mean(0)).square().sum(),
+            loss=moved.loss.clone(),  # another learner's step may write where these lie
+            fve=1 - moved.error / (x - x.mean(0)).square().sum(),
             l0=selection.kept() / len(x),
             threshold=self.threshold,
             lr=lr,
             dead=self.dead().float().mean(),
             churn=pool_churn,
             ever_pooled=self.ever_pooled.float().mean(),
-            gradient_norm=norm,
-            auxk=outcome.auxk,
+            gradient_norm=moved.norm.clone(),
+            auxk=moved.auxk.clone(),
         )
 
     def dead(self) -> Tensor:

@@ -12,7 +12,7 @@ from sampled_sae import kernels
 from sampled_sae.config import SAEConfig
 from sampled_sae.plain import PlainPath
 from sampled_sae.selection import Selection
-from sampled_sae.step import Outcome, Parameters
+from sampled_sae.step import Moved, Parameters
 
 
 class Path(Protocol):
@@ -22,9 +22,7 @@ class Path(Protocol):
 
     def select(self, x: Tensor, step: int, pool: Tensor) -> Selection: ...
 
-    def gradients(self, x: Tensor, selection: Selection, dead: Tensor | None) -> Outcome: ...
-
-    def update(self, outcome: Outcome, lr: float) -> Tensor: ...
+    def move(self, x: Tensor, selection: Selection, dead: Tensor | None, lr: float) -> Moved: ...
 
     def state(self) -> dict[str, Tensor]: ...
 

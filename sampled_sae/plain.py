@@ -9,7 +9,7 @@ from sampled_sae.candidates import PlainEncoder, candidates
 from sampled_sae.config import SAEConfig
 from sampled_sae.optimizer import Optimizer
 from sampled_sae.selection import Selection
-from sampled_sae.step import Outcome, Parameters, keep_largest, loss_and_gradients
+from sampled_sae.step import Moved, Outcome, Parameters, keep_largest, loss_and_gradients
 
 
 class PlainPath:
@@ -31,14 +31,16 @@ class PlainPath:
         fired[codes.latent] = True
         return Selection(found.pool, fired, lambda: _smallest(codes.value), lambda: len(codes.value), codes)
 
+    def move(self, x: Tensor, selection: Selection, dead: Tensor | None, lr: float) -> Moved:
+        """The batch, what was kept of it, the dead latents [n_dead] -> one update of the weights."""
+        outcome = self.gradients(x, selection, dead)
+        norm = self.optimizer.update(outcome.gradients, lr)
+        return Moved(outcome.loss, outcome.error, outcome.auxk, norm)
+
     def gradients(self, x: Tensor, selection: Selection, dead: Tensor | None) -> Outcome:
         """The batch, what was kept of it and the dead latents [n_dead] -> loss and gradients."""
         alpha = self.config.auxk.alpha
         return loss_and_gradients(x, self.weights, selection.codes, dead, alpha, self.k_aux)
-
-    def update(self, outcome: Outcome, lr: float) -> Tensor:
-        """Move the weights; returns the gradient's norm before clipping."""
-        return self.optimizer.update(outcome.gradients, lr)
 
     def state(self) -> dict[str, Tensor]:
         """Adam's moments and step count by name; empty before the first step."""

@@ -37,6 +37,16 @@ class Outcome(NamedTuple):
     """The auxiliary loss before its weight."""
 
 
+class Moved(NamedTuple):
+    """What a step's log needs to know once the weights have moved."""
+
+    loss: Tensor
+    error: Tensor
+    auxk: Tensor
+    norm: Tensor
+    """Of the gradient, before clipping."""
+
+
 def activations(x: Tensor, weights: Parameters, latents: Tensor | None = None) -> Tensor:
     """x [B, d] -> post-ReLU activations [B, n] of the given latents [n], or of all."""
     some = slice(None) if latents is None else latents

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sampled_sae.kernels.blocks import cut_into_blocks
 from sampled_sae.kernels.cut import Kept
-from sampled_sae.kernels.encoder import encode_some, padded
+from sampled_sae.kernels.encoder import encode_some, padded, rows_of
 from sampled_sae.kernels.masked import mask_, put_rows_
 from sampled_sae.kernels.products import product
 from sampled_sae.kernels.rows import cut_rows
@@ -73,30 +73,30 @@ def sparse_pass(x: Tensor, weights: Parameters, copies: Copies, codes: SparseCod
 
 def pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes) -> Pass:
     """The same for a small pool: products over all its B x P values, kept or not."""
-    d, m, size = x.shape[1], len(weights.b_enc), len(codes.columns)
-    latents = padded(codes.columns)
-    error = x - weights.b_dec - product(codes.f, copies.W_dec[latents])[:, :d]
+    d, m = x.shape[1], len(weights.b_enc)
+    latents = padded(codes.columns, m)
+    error = x - weights.b_dec - product(codes.f, rows_of(copies.W_dec, latents))[:, :d]
     out = torch.zeros_like(copies.x)
     out[:, :d] = error * (-2 / len(x))
-    G_enc, G_dec = torch.empty(size, d, device=x.device), torch.empty(size, d, device=x.device)
+    G_enc, G_dec = torch.empty(len(latents), d, device=x.device), torch.empty(len(latents), d, device=x.device)
     slot = torch.full((m,), -1, dtype=torch.int32, device=x.device)
     rows = Rows(G_enc, G_dec, slot, torch.zeros(m, device=x.device), torch.zeros((), device=x.device))
     done = Pass(rows, out, error.square().sum(), out.sum(0, dtype=torch.float32)[:d])
-    return _with_rows(done, out, codes.f, weights, copies, codes.columns, latents, first=0)
+    return _with_rows(done, out, codes.f, weights, copies, latents, first=0)
 
 
 def with_auxk(
     done: Pass, x: Tensor, weights: Parameters, copies: Copies, dead: Tensor, alpha: float, k_aux: int
 ) -> tuple[Pass, Tensor]:
-    """Add AuxK's gradients; only the dead latents [n_dead] are encoded. Returns its loss too.
+    """Add AuxK's gradients; only the dead latents [n] are encoded (m stands for nobody). Returns its loss too.
 
     A dead latent did not fire on this batch, so it has no gradient yet: its rows are put, not added.
     """
-    d, m, latents = x.shape[1], len(weights.b_enc), padded(dead, AUXK_STEP)
-    f = encode_some(copies.x, copies.W_enc, weights.b_enc.to(copies.x.dtype), latents, len(dead))
+    d, m = x.shape[1], len(weights.b_enc)
+    f = encode_some(copies.x, copies.W_enc, weights.b_enc.to(copies.x.dtype), dead)
     cut_rows(cut_into_blocks(f, k_aux), k_aux, dense=True)
     error = done.out[:, :d].float() * (-len(x) / 2)
-    left = error - product(f, copies.W_dec[latents])[:, :d]
+    left = error - product(f, rows_of(copies.W_dec, dead))[:, :d]
     variance = (error - error.mean(0)).square().sum()
     share = torch.where(variance > 0, 1 / variance, 0)  # nothing to explain counts as 0
     out = torch.zeros_like(copies.x)
@@ -106,27 +106,23 @@ def with_auxk(
         first = len(rows.W_enc)
         more = torch.empty(len(dead), d, device=x.device)
         rows = rows._replace(W_enc=torch.cat([rows.W_enc, more]), W_dec=torch.cat([rows.W_dec, more]))
-    done = _with_rows(done._replace(rows=rows), out, f, weights, copies, dead, latents, first)
+    done = _with_rows(done._replace(rows=rows), out, f, weights, copies, dead, first)
     return done, left.square().sum() * share
 
 
-AUXK_STEP = 512
-"""The number of dead latents is rounded up to a multiple, so that memory and kernels fit from step to step."""
-
-
 def _with_rows(
-    done: Pass, out: Tensor, f: Tensor, weights: Parameters, copies: Copies, who: Tensor, latents: Tensor, first: int
+    done: Pass, out: Tensor, f: Tensor, weights: Parameters, copies: Copies, latents: Tensor, first: int
 ) -> Pass:
-    """Put the gradients of the latents `who` [n], `latents` when padded, into the rows from `first` on.
+    """Put the gradients of the latents [n] into the rows from `first` on, or into their own if it is negative.
 
-    f [B, padded n] are their codes, `out` [B, stride] is the gradient of what they reconstruct.
+    f [B, n] are their codes, `out` [B, stride] is the gradient of what they reconstruct.
     """
-    rows, d = done.rows, len(weights.b_dec)
-    on_f = out @ copies.W_dec[latents].T
+    rows, d, m = done.rows, len(weights.b_dec), len(weights.b_enc)
+    on_f = out @ rows_of(copies.W_dec, latents).T
     bias = mask_(on_f, f)
     own = (product(on_f.T, copies.x), product(f.T, out))
-    energy = put_rows_(own, weights.W_dec, who, (rows.W_enc, rows.W_dec), rows.slot, first)
-    b_enc = rows.b_enc.index_copy_(0, who, bias[: len(who)])
-    through_encoder = product(bias.to(out.dtype)[None], copies.W_enc[latents])[0, :d]
+    energy = put_rows_(own, weights.W_dec, latents, (rows.W_enc, rows.W_dec), rows.slot, first)
+    b_enc = rows.b_enc + bias.new_zeros(m + 1).index_add_(0, latents, bias)[:m]
+    through_encoder = product(bias.to(out.dtype)[None], rows_of(copies.W_enc, latents))[0, :d]
     rows = rows._replace(b_enc=b_enc, energy=rows.energy + energy + bias.square().sum())
     return done._replace(rows=rows, on_b_dec=done.on_b_dec - through_encoder)

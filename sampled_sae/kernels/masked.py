@@ -61,36 +61,38 @@ def counts(f: Tensor) -> Tensor:
 
 
 @triton.jit
-def _put_rows(from_enc, from_dec, W_dec, latents, first, to_enc, to_dec, slot, energy, d, stride, BLOCK: tl.constexpr):
+def _put_rows(from_enc, from_dec, W_dec, latents, first, to_enc, to_dec, slot, energy, m, d, stride,
+              BLOCK: tl.constexpr):  # fmt: skip
     i = tl.program_id(0).to(tl.int64)
     j = tl.load(latents + i)
-    to = j
-    if first >= 0:
-        to = first + i
-    c = tl.arange(0, BLOCK)
-    inside = c < d
-    on_enc = tl.load(from_enc + i * stride + c, mask=inside, other=0.0)
-    on_dec = tl.load(from_dec + i * stride + c, mask=inside, other=0.0)
-    along = tl.sum(on_dec * tl.load(W_dec + j * d + c, mask=inside, other=0.0))
-    tl.store(to_enc + to * d + c, on_enc, mask=inside)
-    tl.store(to_dec + to * d + c, on_dec, mask=inside)
-    tl.store(slot + j, to.to(tl.int32))
-    tl.store(energy + i, tl.sum(on_enc * on_enc) + tl.sum(on_dec * on_dec) - along * along)
+    square = 0.0
+    if j < m:
+        to = tl.where(first < 0, j, first + i)
+        c = tl.arange(0, BLOCK)
+        inside = c < d
+        on_enc = tl.load(from_enc + i * stride + c, mask=inside, other=0.0)
+        on_dec = tl.load(from_dec + i * stride + c, mask=inside, other=0.0)
+        along = tl.sum(on_dec * tl.load(W_dec + j * d + c, mask=inside, other=0.0))
+        tl.store(to_enc + to * d + c, on_enc, mask=inside)
+        tl.store(to_dec + to * d + c, on_dec, mask=inside)
+        tl.store(slot + j, to.to(tl.int32))
+        square = tl.sum(on_enc * on_enc) + tl.sum(on_dec * on_dec) - along * along
+    tl.store(energy + i, square)
 
 
 def put_rows_(
     rows: tuple[Tensor, Tensor], W_dec: Tensor, latents: Tensor, into: tuple[Tensor, Tensor], slot: Tensor, first: int
 ) -> Tensor:
-    """Put gradient rows [n, stride] of the latents [n] into the matrices [*, d] and their places into `slot` [m].
+    """Put gradient rows [n, stride] of the latents [n] (m: nobody) into matrices [*, d], their places into `slot` [m].
 
     They come one after the other from row `first` on, or each into its latent's own row if `first` is negative.
     Returns their squared norm without the decoder's part along its unit rows W_dec [m, d].
     """
-    d = W_dec.shape[1]
+    m, d = W_dec.shape
     energy = torch.empty(len(latents), device=slot.device)
     block = triton.next_power_of_2(d)
     _put_rows[(len(latents),)](
-        *rows, W_dec, latents, first, *into, slot, energy, d, rows[0].shape[1],
+        *rows, W_dec, latents, first, *into, slot, energy, m, d, rows[0].shape[1],
         BLOCK=block, num_warps=4 if block <= 2048 else 8,
     )  # fmt: skip
     return energy.sum()

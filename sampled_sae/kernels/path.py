@@ -23,7 +23,7 @@ from sampled_sae.pool import group_at, size_at
 from sampled_sae.pool_config import Annealed
 from sampled_sae.scores import get_score
 from sampled_sae.selection import Selection
-from sampled_sae.step import Outcome, Parameters
+from sampled_sae.step import Moved, Outcome, Parameters
 
 DENSE_BELOW = 128
 """Pools of up to so many times K latents are multiplied whole: cheaper there than going from value to value."""
@@ -59,6 +59,7 @@ class FastPath:
         self.x = weights.b_dec  # `select` copies each batch to the same place
         self.W_enc, self.W_dec = (padded_copy(W, torch.bfloat16) for W in (weights.W_enc, weights.W_dec))
         self.cuts: dict[int, Tensor] = {}
+        self.dead: dict[int, Tensor] = {}
 
     def select(self, x: Tensor, step: int, pool: Tensor) -> Selection:
         """x [B, d], the last pool [m] -> what is kept of the batch."""
@@ -108,13 +109,32 @@ class FastPath:
         fired = sparse.groups.stop > sparse.groups.start
         return Selection(found.pool, fired, cut.smallest, lambda: int((latent < m).sum()), sparse)
 
-    def gradients(self, x: Tensor, selection: Selection, dead: Tensor | None) -> Outcome:
-        """The batch, what was kept of it and the dead latents [n_dead] -> loss and gradients."""
-        if dead is not None:
-            self.key = None  # another number of dead latents at every step
-        return self.recorder.run("gradients", self.key, lambda: self._gradients(selection, dead))
+    def move(self, x: Tensor, selection: Selection, dead: Tensor | None, lr: float) -> Moved:
+        """What was kept of the batch that was last selected from, the dead latents [n_dead] -> one update."""
+        self.updates += 1
+        settings = self.config.optimizer
+        self.rate[0].fill_(lr / (1 - settings.beta1**self.updates))
+        self.rate[1].fill_((1 - settings.beta2**self.updates) ** 0.5)
+        dead = None if dead is None else self._with_nobody(dead)
+        key = None if self.key is None else (*self.key, 0 if dead is None else len(dead))
+        return self.recorder.run("move", key, lambda: self._move(selection, dead))
 
-    def _gradients(self, selection: Selection, dead: Tensor | None) -> Outcome:
+    def _with_nobody(self, dead: Tensor) -> Tensor:
+        """The dead latents [n_dead], always in the same place, filled up with m to one of 16 lengths."""
+        m = self.config.latents
+        step = max(16, -(-m // 256) * 16)
+        size = -(-len(dead) // step) * step
+        slots = self.dead.setdefault(size, torch.empty(size, dtype=torch.long, device=dead.device))
+        slots[len(dead) :].fill_(m)
+        slots[: len(dead)].copy_(dead)
+        return slots
+
+    def _move(self, selection: Selection, dead: Tensor | None) -> Moved:
+        outcome = self.gradients(selection, dead)
+        return Moved(outcome.loss, outcome.error, outcome.auxk, self.update(outcome))
+
+    def gradients(self, selection: Selection, dead: Tensor | None) -> Outcome:
+        """What was kept of the batch, the dead latents [n] (m: nobody) -> loss and gradients."""
         x, alpha = self.x, self.config.auxk.alpha
         copies = Copies(selection.codes.x16, self.W_enc, self.W_dec)
         backward = sparse_pass if isinstance(selection.codes, SparseCodes) else pool_pass
@@ -125,15 +145,8 @@ class FastPath:
         loss = done.squared_error / len(x) + alpha * auxk
         return Outcome(RowGradients(done.rows, done.on_b_dec), loss, done.squared_error, auxk)
 
-    def update(self, outcome: Outcome, lr: float) -> Tensor:
-        """Move the weights; returns the gradient's norm before clipping."""
-        self.updates += 1
-        settings = self.config.optimizer
-        self.rate[0].fill_(lr / (1 - settings.beta1**self.updates))
-        self.rate[1].fill_((1 - settings.beta2**self.updates) ** 0.5)
-        return self.recorder.run("update", self.key, lambda: self._update(outcome))
-
-    def _update(self, outcome: Outcome) -> Tensor:
+    def update(self, outcome: Outcome) -> Tensor:
+        """Move the weights at the rate that is set; returns the gradient's norm before clipping."""
         (rows, b_dec), settings = outcome.gradients, self.config.optimizer
         norm = (rows.energy + b_dec.square().sum()).clamp_min(0).sqrt()
         self.rate[2].copy_((settings.clip / (norm + 1e-6)).clamp(max=1.0))
