@@ -10,50 +10,73 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import sampled_sae as ss
 from sampled_sae.evals.reconstruction import as_trained, by_threshold
 
 
+def configs(m: int, k: int, lr: float) -> dict[str, ss.SAEConfig]:
+    """What is compared, by name."""
+    optimizer = ss.OptimizerConfig(lr=lr)
+    return {
+        "batchtopk": ss.batchtopk(m, k, optimizer=optimizer),
+        "batchtopk, AuxK after 2M tokens": ss.batchtopk(
+            m, k, optimizer=optimizer, auxk=ss.AuxKConfig(dead_after=2_000_000)
+        ),
+        "l2 l=100": ss.sampled(m, k, "l2", 100, optimizer=optimizer),
+        "topk": ss.topk(m, k, optimizer=optimizer),
+    }
+
+
+def trained(config: ss.SAEConfig, path: str, x: Tensor, heldout: Tensor, steps: int, batch: int) -> dict[str, Any]:
+    """Train by one path; what came out, on held-out tokens."""
+    os.environ["SAMPLED_SAE_PATH"] = path
+    begin = time.perf_counter()
+    (sae,) = ss.train(x, config, steps=steps, batch_size=batch, heldout=heldout, device=x.device, progress=False)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    cut, threshold = as_trained(sae, heldout, batch), by_threshold(sae, heldout, batch_size=batch)
+    training = sae.metadata["training"]
+    return {
+        "path": training["path"],
+        "fvu": 1 - cut.fve,
+        "fvu_by_threshold": 1 - threshold.fve,
+        "l0_by_threshold": threshold.l0,
+        "dead": training["dead"],
+        "heaviest_latent": float(threshold.frequency.max()),
+        "seconds": seconds,
+    }
+
+
+def compare(x: Tensor, heldout: Tensor, m: int, k: int, steps: int, batch: int, lr: float) -> list[dict[str, Any]]:
+    """x [n, d] on a GPU, heldout [n, d] -> one line for each configuration and path."""
+    lines: list[dict[str, Any]] = []
+    for name, config in configs(m, k, lr).items():
+        for path in ("fast", "plain"):
+            lines.append({"config": name, **trained(config, path, x, heldout, steps, batch)})
+            print(json.dumps(lines[-1]), flush=True)
+        fast, plain = lines[-2:]
+        print(f"{name}: FVU by the fast path over FVU by the plain one {fast['fvu'] / plain['fvu']:.4f}", flush=True)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("activations", type=Path, help=".npy [tokens, d]; the last 65,536 tokens are held out")
-    for name, default in (("m", 65_536), ("k", 60), ("steps", 2000), ("batch", 4096), ("seed", 0)):
+    for name, default in (("m", 65_536), ("k", 60), ("steps", 2000), ("batch", 4096)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--configs", default="batchtopk,topk,l2-l100")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     stored = torch.from_numpy(np.load(a.activations, mmap_mode="r"))
-    x, heldout = stored[:-65_536].to(a.device), stored[-65_536:].float()
-    optimizer = ss.OptimizerConfig(lr=a.lr)
-    made = {
-        "batchtopk": ss.batchtopk(a.m, a.k, optimizer=optimizer),
-        "topk": ss.topk(a.m, a.k, optimizer=optimizer),
-        "l2-l100": ss.sampled(a.m, a.k, "l2", 100, optimizer=optimizer),
-    }
-    results = []
-    for name in a.configs.split(","):
-        for path in ("fast", "plain"):
-            os.environ["SAMPLED_SAE_PATH"] = path
-            begin = time.perf_counter()
-            options = {"steps": a.steps, "batch_size": a.batch, "seed": a.seed, "device": a.device, "progress": False}
-            (sae,) = ss.train(x, made[name], heldout=heldout, **options)
-            torch.cuda.synchronize()
-            seconds = time.perf_counter() - begin
-            trained, threshold = as_trained(sae, heldout, a.batch), by_threshold(sae, heldout, batch_size=a.batch)
-            figures = {"fvu": 1 - trained.fve, "fvu_threshold": 1 - threshold.fve, "l0_threshold": threshold.l0}
-            used, dead = sae.metadata["training"]["path"], sae.metadata["training"]["dead"]
-            results.append({"config": name, "path": used, **figures, "dead": dead, "seconds": seconds})
-            print(json.dumps(results[-1]), flush=True)
-    for fast, plain in zip(results[::2], results[1::2], strict=True):
-        print(f"{fast['config']}: FVU of fast over plain {fast['fvu'] / plain['fvu']:.4f}")
+    lines = compare(stored[:-65_536].cuda(), stored[-65_536:].float(), a.m, a.k, a.steps, a.batch, a.lr)
     if a.out:
-        a.out.write_text(json.dumps({"settings": {k: str(v) for k, v in vars(a).items()}, "runs": results}, indent=1))
+        a.out.write_text(json.dumps({"settings": {k: str(v) for k, v in vars(a).items()}, "runs": lines}, indent=1))
 
 
 if __name__ == "__main__":

@@ -29,9 +29,12 @@ class Blocks(NamedTuple):
     number: int
     """Blocks in a row."""
 
-    def shape(self, values: int) -> dict[str, int]:
-        """What a kernel must know when it is compiled, if it goes back to so many values at a time."""
-        return {"SIZE": self.size, "BLOCKS": triton.next_power_of_2(self.number), "TILE": max(1, values // self.size)}
+    def shape(self, values: int, blocks: int | None = None) -> dict[str, int]:
+        """What a kernel must know when it is compiled: it lists so many blocks (by default those of a whole row) and
+        goes back to so many values at a time.
+        """
+        listed = triton.next_power_of_2(self.number if blocks is None else min(blocks, self.number))
+        return {"SIZE": self.size, "BLOCKS": listed, "TILE": max(1, values // self.size)}
 
 
 @triton.jit

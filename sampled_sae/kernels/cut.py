@@ -3,6 +3,7 @@
 Values that reach a floor are counted by value (there are only 2^15 of them). The counts give the cut, and how
 many of the values equal to it still have room; then each token's kept values are written where they belong.
 The floor is the last step's cut less a margin. If too few values reach it, the next lower band is counted too.
+A row is walked by several programs, a part each: some tokens keep a thousand times more than others.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from torch import Tensor
 from sampled_sae.kernels.blocks import Blocks, list_blocks, positions
 
 BINS = 2**15
+BINS_END = tl.constexpr(BINS - 1)
+PART = 128
+"""Blocks of a part."""
 MARGINS = (12, 128)
 """How far below the last cut the first two floors lie, in steps of bfloat16 (128 are a factor of 2)."""
 
@@ -46,11 +50,20 @@ def empty_kept(tokens: int, n: int, width: int, device: torch.device) -> Kept:
 
 
 @triton.jit
-def _count_values(bits, maxima, chosen, cuts, bins, width, blocks, group, keep, margin, above_margin,
+def _part(parts, blocks, BLOCKS: tl.constexpr):
+    """Which token and which blocks this program has: token, first block, number of blocks."""
+    t = (tl.program_id(0) // parts).to(tl.int64)
+    first = (tl.program_id(0) % parts) * BLOCKS
+    return t, first, tl.minimum(blocks - first, BLOCKS)
+
+
+@triton.jit
+def _count_values(bits, maxima, chosen, cuts, bins, width, blocks, parts, group, keep, margin, above_margin,
                   COPIES: tl.constexpr, SIZE: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr,
                   BINS: tl.constexpr):  # fmt: skip
     """Count the values between two floors, unless those above are enough already."""
-    t = tl.program_id(0).to(tl.int64)
+    t, begin, own_blocks = _part(parts, blocks, BLOCKS)
+    at_blocks = t * blocks + begin
     cut = cuts + (t // group) * 5
     last = tl.load(cut + 3)  # the floors hang on the last step's cut
     if (above_margin < 0) | (tl.load(cut + 2) < keep):
@@ -59,9 +72,9 @@ def _count_values(bits, maxima, chosen, cuts, bins, width, blocks, group, keep, 
         if above_margin >= 0:
             ceiling = tl.maximum(last - above_margin, 1)
         own = bins + ((t // group) * COPIES + t % COPIES) * BINS
-        n = list_blocks(maxima + t * blocks, chosen + t * blocks, floor, blocks, BLOCKS)
+        n = list_blocks(maxima + at_blocks, chosen + at_blocks, floor, own_blocks, BLOCKS)
         for first in range(0, n, TILE):
-            at = positions(chosen + t * blocks, first, n, blocks, SIZE, TILE)
+            at = begin * SIZE + positions(chosen + at_blocks, first, n, blocks, SIZE, TILE)
             value = tl.load(bits + t * width + at, mask=at < width, other=-1).to(tl.int32)
             within = (value >= floor) & (value < ceiling)
             tl.atomic_add(own + value, 1, mask=within, sem="relaxed")
@@ -90,47 +103,52 @@ def _find_cut(bins, cuts, keep, FIRST: tl.constexpr, COPIES: tl.constexpr, BINS:
 
 
 @triton.jit
-def _count_kept(bits, maxima, chosen, cuts, counts, width, blocks, group, tokens,
+def _count_kept(bits, maxima, chosen, cuts, counts, width, blocks, parts, group,
                 SIZE: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """counts[0, t], counts[1, t] = values of token t above the cut, and equal to it."""
-    t = tl.program_id(0).to(tl.int64)
+    """counts[0, p], counts[1, p] = values of part p above the cut, and equal to it."""
+    t, begin, own_blocks = _part(parts, blocks, BLOCKS)
+    at_blocks = t * blocks + begin
     cut = tl.load(cuts + (t // group) * 5)
-    n = list_blocks(maxima + t * blocks, chosen + t * blocks, tl.maximum(cut, 1), blocks, BLOCKS)
+    n = list_blocks(maxima + at_blocks, chosen + at_blocks, tl.maximum(cut, 1), own_blocks, BLOCKS)
     above, ties = 0, 0
     for first in range(0, n, TILE):
-        at = positions(chosen + t * blocks, first, n, blocks, SIZE, TILE)
+        at = begin * SIZE + positions(chosen + at_blocks, first, n, blocks, SIZE, TILE)
         value = tl.load(bits + t * width + at, mask=at < width, other=-1).to(tl.int32)
         above += tl.sum((value > cut).to(tl.int32))
         ties += tl.sum(((value == cut) & (value > 0)).to(tl.int32))
-    tl.store(counts + t, above)
-    tl.store(counts + tokens + t, ties)
+    tl.store(counts + tl.program_id(0), above)
+    tl.store(counts + tl.num_programs(0) + tl.program_id(0), ties)
 
 
 @triton.jit
 def _write_kept(bits, maxima, chosen, cuts, counts, sums, start, stop, token, column, value_out,
-                width, blocks, group, tokens, keep,
+                width, blocks, parts, group, keep,
                 DENSE: tl.constexpr, SIZE: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """Write each token's kept values to their place in the list, or (DENSE) set all others of Z to 0."""
-    t = tl.program_id(0).to(tl.int64)
+    """Write each part's kept values to their place in the list, or (DENSE) set all others of Z to 0."""
+    p, all_parts = tl.program_id(0), tl.num_programs(0)
+    t, begin, own_blocks = _part(parts, blocks, BLOCKS)
+    at_blocks = t * blocks + begin
     cut = tl.load(cuts + (t // group) * 5)
     room = tl.load(cuts + (t // group) * 5 + 1)
-    above_after, ties_after = tl.load(sums + t), tl.load(sums + tokens + t)
-    above = above_after - tl.load(counts + t)  # of the group's tokens before this one
-    ties = ties_after - tl.load(counts + tokens + t)
+    above_after, ties_after = tl.load(sums + p), tl.load(sums + all_parts + p)
+    above = above_after - tl.load(counts + p)  # of the group's parts before this one
+    ties = ties_after - tl.load(counts + all_parts + p)
     base = (t // group) * keep
     if not DENSE:
-        tl.store(start + t, (base + above + tl.minimum(ties, room)).to(tl.int32))
-        tl.store(stop + t, (base + above_after + tl.minimum(ties_after, room)).to(tl.int32))
-    n = list_blocks(maxima + t * blocks, chosen + t * blocks, tl.maximum(cut, 1), blocks, BLOCKS)
+        if begin == 0:
+            tl.store(start + t, (base + above + tl.minimum(ties, room)).to(tl.int32))
+        if begin + BLOCKS >= blocks:
+            tl.store(stop + t, (base + above_after + tl.minimum(ties_after, room)).to(tl.int32))
+    n = list_blocks(maxima + at_blocks, chosen + at_blocks, tl.maximum(cut, 1), own_blocks, BLOCKS)
     if DENSE:
-        for first in range(0, blocks, TILE):
+        for first in range(0, own_blocks, TILE):
             some = first + tl.arange(0, TILE)
-            peak = tl.load(maxima + t * blocks + some, mask=some < blocks, other=0).to(tl.int32)
-            at = some[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+            peak = tl.load(maxima + at_blocks + some, mask=some < own_blocks, other=BINS_END).to(tl.int32)
+            at = (begin + some)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
             nothing = tl.zeros([TILE, SIZE], tl.int16)
             tl.store(bits + t * width + at, nothing, mask=(at < width) & (peak < tl.maximum(cut, 1))[:, None])
     for first in range(0, n, TILE):
-        at = positions(chosen + t * blocks, first, n, blocks, SIZE, TILE)
+        at = begin * SIZE + positions(chosen + at_blocks, first, n, blocks, SIZE, TILE)
         value = tl.load(bits + t * width + at, mask=at < width, other=-1).to(tl.int32)
         is_above = value > cut
         is_tie = (value == cut) & (value > 0)  # a cut of 0 keeps all that is positive
@@ -171,8 +189,9 @@ def cut_batch(blocks: Blocks, keep: int, group: int, last: Tensor | None, dense:
     bits, maxima, chosen = blocks.bits, blocks.maxima, blocks.chosen
     tokens, width = bits.shape
     groups = tokens // group
-    shape = blocks.shape(1024)
-    copies = 8 if groups == 1 else 1
+    shape = blocks.shape(1024, PART)
+    parts = triton.cdiv(blocks.number, shape["BLOCKS"])
+    copies = 8 if groups == 1 else 1  # many programs add to few numbers: less waiting when there are several of each
     bins = torch.zeros(groups, copies, BINS, dtype=torch.int32, device=bits.device)
     cuts = torch.zeros(groups, 5, dtype=torch.int32, device=bits.device)
     bands = [BINS]
@@ -181,17 +200,19 @@ def cut_batch(blocks: Blocks, keep: int, group: int, last: Tensor | None, dense:
         bands = [*MARGINS, BINS]
     for number, margin in enumerate(bands):
         above = bands[number - 1] if number else -1
-        _count_values[(tokens,)](
-            bits, maxima, chosen, cuts, bins, width, blocks.number, group, keep, margin, above,
-            COPIES=copies, **shape, BINS=BINS,
+        _count_values[(tokens * parts,)](
+            bits, maxima, chosen, cuts, bins, width, blocks.number, parts, group, keep, margin, above,
+            COPIES=copies, **shape, BINS=BINS, num_warps=2,
         )  # fmt: skip
         _find_cut[(groups,)](bins, cuts, keep, FIRST=number == 0, COPIES=copies, BINS=BINS, num_warps=16)
-    counts = torch.empty(2, groups, group, dtype=torch.int32, device=bits.device)
-    _count_kept[(tokens,)](bits, maxima, chosen, cuts, counts, width, blocks.number, group, tokens, **shape)
+    counts = torch.empty(2, groups, group * parts, dtype=torch.int32, device=bits.device)
+    _count_kept[(tokens * parts,)](
+        bits, maxima, chosen, cuts, counts, width, blocks.number, parts, group, **shape, num_warps=2
+    )
     sums = counts.cumsum(-1, dtype=torch.int32)
     kept = empty_kept(1 if dense else tokens, 1 if dense else groups * keep, width, bits.device)
-    _write_kept[(tokens,)](
-        bits, maxima, chosen, cuts, counts, sums, *kept, width, blocks.number, group, tokens, keep,
-        DENSE=dense, **blocks.shape(512), num_warps=2,
+    _write_kept[(tokens * parts,)](
+        bits, maxima, chosen, cuts, counts, sums, *kept, width, blocks.number, parts, group, keep,
+        DENSE=dense, **shape, num_warps=2,
     )  # fmt: skip
     return Cut(None if dense else kept, cuts[:, 4])

@@ -1,0 +1,287 @@
+"""A source of text -> documents, in the same order every time.
+
+A source is a file, a folder, `stdlib` (the standard library of this Python) or a dataset of the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import re
+import sysconfig
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from sampled_sae.errors import UserError
+
+STDLIB = "stdlib"
+"""The source that is always there: the .py files of the standard library."""
+NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+CHUNK = 2**16
+"""Compressed bytes read at once."""
+LONGEST_WINDOW = 2**31
+"""Large corpora are often packed with `zstd --long=31`, which must be allowed for."""
+
+
+def documents(source: str, field: str = "text", split: str = "train", subset: str | None = None) -> Iterator[str]:
+    """The documents of a source, one str each; those without any text are left out.
+
+    `source`: a .txt file (one document), .jsonl, .jsonl.gz, .jsonl.zst or .parquet (one document a row), a folder of
+    such files (by name, with its subfolders, but without links to folders and hidden ones), `stdlib`, or the name of
+    a dataset on the Hugging Face hub, which is streamed. `field` names the text in a row; `split` and `subset` are
+    the hub's. What can be checked without reading is checked at once, the rest as it is read.
+    """
+    texts: Iterator[str]
+    if source == STDLIB:
+        texts = _standard_library()
+    elif (path := _on_disk(source)) is not None:
+        texts = _local(path, source, field)
+    elif _means_a_file(source):
+        raise UserError(f"text = {source!r}: no such file or folder")
+    else:
+        texts = _hub_texts(_open_hub(source, split, subset), source, field)
+    return _with_text(texts, source)
+
+
+def _with_text(texts: Iterable[str], source: str) -> Iterator[str]:
+    none = True
+    for text in texts:
+        if text and not text.isspace():
+            none = False
+            yield text
+    if none:
+        raise UserError(f"text = {source!r}: holds no document with any text in it")
+
+
+def _on_disk(source: str) -> Path | None:
+    # A name may be too long or have odd characters, and ~somebody may be unknown.
+    with suppress(OSError, ValueError, RuntimeError):
+        path = Path(source).expanduser()
+        return path if source and path.exists() else None
+    return None
+
+
+def _means_a_file(source: str) -> bool:
+    """Whether a source that is not on this disk was meant to be."""
+    return source.lower().endswith(tuple(READERS)) or not HUB_NAME.fullmatch(source) or source.startswith(".")
+
+
+def _package(name: str, source: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(f"text = {source!r}: {name} is missing; pip install 'sampled-sae[lm]'") from None
+
+
+def _reason(error: Exception) -> str:
+    """What a foreign error says, in one line of bearable length."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+# ---- files and folders ----------------------------------------------------------------------------
+
+
+def _local(path: Path, source: str, field: str) -> Iterator[str]:
+    endings = ", ".join(READERS)
+    if path.is_dir():
+        files = list(_files(path, tuple(READERS)))
+        if not files:
+            raise UserError(f"text = {source!r}: the folder holds no file ending in {endings}")
+    else:
+        files = [path]
+        if not path.name.lower().endswith(tuple(READERS)):
+            raise UserError(f"text = {source!r}: must end in {endings}, or be a folder of such files")
+    # A package that is missing should be known now, not when its first file comes up.
+    for package in {PACKAGES[ending] for ending in map(_ending, files) if ending in PACKAGES}:
+        _package(package, source)
+    return (text for file in files for text in READERS[_ending(file)](file, field))
+
+
+def _ending(path: Path) -> str:
+    return next(ending for ending in READERS if path.name.lower().endswith(ending))
+
+
+def _files(folder: Path, endings: tuple[str, ...], left_out: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Files below `folder`, sorted by path. Links to folders are not followed: they may lead back here."""
+    with _reading(folder):
+        entries = sorted(folder.iterdir(), key=lambda path: path.name)
+    for path in entries:
+        if path.name.startswith(".") or path.name in left_out:
+            continue
+        if path.is_dir():
+            if not path.is_symlink():
+                yield from _files(path, endings, left_out)
+        elif path.name.lower().endswith(endings):
+            yield path
+
+
+@contextmanager
+def _reading(path: Path, *families: type[Exception]) -> Iterator[None]:
+    """Turn the refusals of the system, and damage that shows as one of `families`, into one line for the user."""
+    damage: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, UnicodeDecodeError, *families)
+    try:
+        yield
+    except damage as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: damaged or cut short ({_reason(error)})") from None
+
+
+def _read_txt(path: Path, field: str) -> Iterator[str]:
+    with _reading(path):
+        content = path.read_bytes()
+    try:
+        yield content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({_reason(error)})") from None
+
+
+def _read_jsonl(path: Path, field: str) -> Iterator[str]:
+    with _reading(path), path.open("rb") as file:
+        yield from _rows(file, path, field)
+
+
+def _read_gzip(path: Path, field: str) -> Iterator[str]:
+    with _reading(path), gzip.open(path) as file:
+        yield from _rows(file, path, field)
+
+
+def _read_zstd(path: Path, field: str) -> Iterator[str]:
+    zstandard = _package("zstandard", str(path))
+    with _reading(path, zstandard.ZstdError):
+        yield from _rows(_lines(_unpacked(path, zstandard)), path, field)
+
+
+def _unpacked(path: Path, zstandard: Any) -> Iterator[bytes]:
+    """The content of a .zst file, which may be several frames one after the other."""
+    # The library's own reader takes a file that was cut short for a whole one; a frame by itself knows its end.
+    unpacker = zstandard.ZstdDecompressor(max_window_size=LONGEST_WINDOW)
+    frame = None
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            while chunk:
+                frame = frame or unpacker.decompressobj()
+                yield frame.decompress(chunk)
+                chunk = frame.unused_data
+                if frame.eof:
+                    frame = None
+    if frame is not None:
+        raise EOFError("the last frame has no end")
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    begun: list[bytes] = []
+    for chunk in chunks:
+        first, *others = chunk.split(b"\n")
+        begun.append(first)
+        if others:
+            yield b"".join(begun)
+            yield from others[:-1]
+            begun = [others[-1]]
+    yield b"".join(begun)
+
+
+def _rows(lines: Iterable[bytes], path: Path, field: str) -> Iterator[str]:
+    """The text of each line of JSON; blank lines are allowed."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: line {number} is not valid JSON ({_reason(error)})") from None
+        yield _text_of(row, field, f"{path}: line {number}")
+
+
+def _read_parquet(path: Path, field: str) -> Iterator[str]:
+    pyarrow, parquet = _package("pyarrow", str(path)), _package("pyarrow.parquet", str(path))
+    with _reading(path, pyarrow.ArrowException), parquet.ParquetFile(path) as file:
+        columns = file.schema_arrow.names
+        if field not in columns:
+            raise _no_field(field, columns, str(path))
+        number = 0
+        for batch in file.iter_batches(batch_size=1024, columns=[field]):
+            for text in batch.column(0).to_pylist():
+                number += 1
+                yield _text_of({field: text}, field, f"{path}: row {number}")
+
+
+READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
+    ".txt": _read_txt,
+    ".jsonl": _read_jsonl,
+    ".jsonl.gz": _read_gzip,
+    ".jsonl.zst": _read_zstd,
+    ".parquet": _read_parquet,
+}
+PACKAGES = {".jsonl.zst": "zstandard", ".parquet": "pyarrow"}
+
+
+def _text_of(row: Any, field: str, where: str) -> str:
+    """The text of a row; null is a document without text."""
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is a {type(row).__name__}: must be an object with a field {field!r}")
+    if field not in row:
+        raise _no_field(field, row, where)
+    text = row[field]
+    if not isinstance(text, str | None):
+        raise UserError(f"{where}: {field!r} is a {type(text).__name__}: must be text; name another field")
+    return text or ""
+
+
+def _no_field(field: str, there: Iterable[str], where: str) -> UserError:
+    return UserError(f"{where}: field = {field!r} is not there; name one of {', '.join(there) or 'none at all'}")
+
+
+# ---- the standard library and the hub --------------------------------------------------------------
+
+
+def _standard_library() -> Iterator[str]:
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    files = list(_files(folder, (".py",), NOT_LIBRARY)) if folder.is_dir() else []
+    if not files:
+        raise UserError(f"text = {STDLIB!r}: this Python comes without the files of its library; give a file or folder")
+    return _decodable(files)
+
+
+def _decodable(files: list[Path]) -> Iterator[str]:
+    for path in files:
+        # A few files of the library are in other encodings on purpose.
+        with suppress(UnicodeDecodeError):
+            yield path.read_text(encoding="utf-8")
+
+
+def _open_hub(name: str, split: str, subset: str | None) -> Iterator[Any]:
+    """The rows of a dataset, as they come over the network."""
+    datasets = _package("datasets", name)
+    here = f"text = {name!r}: no file or folder of that name here, and"
+    # The libraries below this call raise errors of many families, none of which is a bug of ours.
+    try:
+        return iter(datasets.load_dataset(name, subset, split=split, streaming=True))
+    except FileNotFoundError as error:
+        raise UserError(f"{here} no such dataset on the Hugging Face hub ({_reason(error)})") from error
+    except ConnectionError as error:
+        raise UserError(
+            f"{here} the Hugging Face hub cannot be reached ({_reason(error)}); give a file, a folder or {STDLIB!r}"
+        ) from error
+    except Exception as error:
+        raise UserError(f"text = {name!r}, split = {split!r}, subset = {subset!r}: {_reason(error)}") from error
+
+
+def _hub_texts(rows: Iterator[Any], name: str, field: str) -> Iterator[str]:
+    number = 0
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise UserError(
+                f"text = {name!r}: the hub's stream broke off at row {number} ({_reason(error)})"
+            ) from error
+        yield _text_of(row, field, f"text = {name!r}: row {number}")
+        number += 1
