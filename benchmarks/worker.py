@@ -108,7 +108,7 @@ def main() -> None:
             done += 1
         wait()
         seconds = time.perf_counter() - begin
-        peak = torch.cuda.max_memory_allocated() - sum(x.nbytes for x in data) if device == "cuda" else 0
+        peak = torch.cuda.max_memory_reserved() - sum(x.nbytes for x in data) if device == "cuda" else 0
         print(json.dumps({"seconds": seconds, "peak_bytes": peak}), flush=True)
 
 

@@ -19,8 +19,8 @@ from sampled_sae.kernels.blocks import Blocks, list_blocks, positions
 
 BINS = 2**15
 BINS_END = tl.constexpr(BINS - 1)
-PART = 128
-"""Blocks of a part."""
+PART = 2**14
+"""Values of a part."""
 MARGINS = (12, 128)
 """How far below the last cut the first two floors lie, in steps of bfloat16 (128 are a factor of 2)."""
 
@@ -189,7 +189,7 @@ def cut_batch(blocks: Blocks, keep: int, group: int, last: Tensor | None, dense:
     bits, maxima, chosen = blocks.bits, blocks.maxima, blocks.chosen
     tokens, width = bits.shape
     groups = tokens // group
-    shape = blocks.shape(1024, PART)
+    shape = blocks.shape(1024, PART // blocks.size)
     parts = triton.cdiv(blocks.number, shape["BLOCKS"])
     copies = 8 if groups == 1 else 1  # many programs add to few numbers: less waiting when there are several of each
     bins = torch.zeros(groups, copies, BINS, dtype=torch.int32, device=bits.device)
