@@ -118,17 +118,25 @@ def load_scores(script: Path) -> None:
         raise UserError(f"scores from {str(script)!r}: {type(error).__name__}: {error}") from error
 
 
+def over_tokens(function: Callable[[Tensor], Tensor], Z: Tensor) -> Tensor:
+    """Z [..., tokens, m] -> the sum of function(Z) over the tokens [..., m]."""
+    if Z.is_cuda:
+        return function(Z).sum(dim=-2)
+    # A few tokens at a time: what the function makes of them stays in a CPU's cache. Four times as fast.
+    return torch.stack([function(part).sum(dim=-2) for part in Z.split(64, dim=-2)]).sum(dim=0)
+
+
 @register_score("l2")
 def l2(Z: Tensor) -> Tensor:
     """Column norm. Energy counts, so 100 on 5% of the tokens beats 10 on half of them."""
-    return torch.linalg.vector_norm(Z, dim=-2)
+    return over_tokens(torch.square, Z).sqrt()
 
 
 @register_score("squared_l2")
 def squared_l2(Z: Tensor) -> Tensor:
     """Squared column norm plus the ridge: the order of `l2`, so the same top pool; another when sampled."""
     # In double precision, or the ridge would swallow the order of weak latents.
-    return torch.linalg.vector_norm(Z, dim=-2).double().square() + RIDGE
+    return l2(Z).double().square() + RIDGE
 
 
 @register_score("entropy")
@@ -137,8 +145,12 @@ def entropy(Z: Tensor) -> Tensor:
     total = Z.sum(dim=-2)
     safe = total.clamp_min(torch.finfo(Z.dtype).tiny)
     # -sum (z/S) log (z/S) = log S - sum (z log z) / S; a silent latent gets 0.
-    value = safe.log() - torch.xlogy(Z, Z).sum(dim=-2) / safe
+    value = safe.log() - over_tokens(_z_log_z, Z) / safe
     return torch.where(total > 0, value.clamp_min(0), 0)
+
+
+def _z_log_z(Z: Tensor) -> Tensor:
+    return Z.clamp_min(torch.finfo(Z.dtype).tiny).log_().mul_(Z)
 
 
 @register_score("low_entropy")
@@ -169,13 +181,13 @@ def l1(Z: Tensor) -> Tensor:
 @register_score("frequency")
 def frequency(Z: Tensor) -> Tensor:
     """Share of the tokens on which a latent is positive."""
-    return (Z > 0).to(Z.dtype).mean(dim=-2)
+    return over_tokens(lambda z: (z > 0).to(z.dtype), Z) / Z.shape[-2]
 
 
 @register_score("participation")
 def participation(Z: Tensor) -> Tensor:
     """Participation ratio (sum z)^2 / sum z^2: the effective number of tokens, whatever the strength."""
-    energy = Z.square().sum(dim=-2)
+    energy = over_tokens(torch.square, Z)
     return torch.where(energy > 0, Z.sum(dim=-2).square() / energy, 0)
 
 
