@@ -49,12 +49,12 @@ def seconds(work, repeat: int = 10) -> float:
 
 def floor(kind: str, m: int, d: int, B: int, K: int, bandwidth: float, speed: float) -> float:
     """Seconds that a step takes at the least."""
-    pool = 10 * K if kind == "uniform l=10" else m
-    product = 2 * B * pool * d / speed
-    cut = 2 * B * m / bandwidth if kind != "uniform l=10" else 0.0
-    touched = min(m, K * B) if kind != "uniform l=10" else pool
+    encoded = {"uniform l=10": 10 * K, "l2 l=5": m + 5 * K}.get(kind, m)
+    product = 2 * B * encoded * d / speed
+    read = 0.0 if kind == "uniform l=10" else 2 * B * m / bandwidth
+    touched = {"uniform l=10": 10 * K, "l2 l=5": 5 * K}.get(kind, min(m, K * B))
     adam = (2 * m * d * 26 + 2 * touched * d * 8) / bandwidth
-    return product + cut + adam
+    return product + read + adam
 
 
 def step_ms(kind: str, m: int, d: int, B: int, K: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ from sampled_sae.pool_config import (
 )
 from sampled_sae.presets import annealed, batchtopk, released, sampled, topk, topk_then_batchtopk
 from sampled_sae.sae import SAE
-from sampled_sae.scores import SCORES, register_score
+from sampled_sae.scores import SCORES, register_input_score, register_score
 from sampled_sae.trainer import train
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "UserError",
     "annealed",
     "batchtopk",
+    "register_input_score",
     "register_score",
     "released",
     "sampled",

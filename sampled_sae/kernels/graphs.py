@@ -57,7 +57,8 @@ class Recorder:
             self.memory = _memories.setdefault(self.device, _Memory())
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph, pool=self.memory.handle):
+        # Another thread may be harvesting activations meanwhile.
+        with torch.cuda.graph(graph, pool=self.memory.handle, capture_error_mode="thread_local"):
             result = part()
         self.graphs[key] = (graph, result)
         graph.replay()

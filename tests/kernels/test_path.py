@@ -77,14 +77,15 @@ def test_gradients_are_those_of_the_specification(name, d):
     assert torch.equal(selection.fired, mask.any(0))
     assert not bool((mask & ~selection.pool).any())
 
-    dead = ~selection.fired
-    loss, gradients = by_autograd(x, weights, mask, dead, config)
-    numbers = torch.cat([dead.nonzero().squeeze(1), torch.full((3,), M, device=DEVICE)])  # the last are nobody
-    outcome = path.gradients(selection, numbers)
-    assert distance(outcome.loss, loss) < 0.01
-    full = outcome.gradients.full()
-    for field, got, wanted in zip(Parameters._fields, full, gradients, strict=True):
-        assert distance(got, wanted) < 0.02, field
+    nobody = torch.zeros_like(selection.fired)
+    for dead, limit in ((nobody, 0.015), (~selection.fired, 0.05)):  # AuxK's own choice is rounded too
+        loss, gradients = by_autograd(x, weights, mask, dead, config)
+        numbers = torch.cat([dead.nonzero().squeeze(1), torch.full((3,), M, device=DEVICE)])  # the last are nobody
+        outcome = path.gradients(selection, numbers if dead.any() else None)
+        assert distance(outcome.loss, loss) < 0.01
+        full = outcome.gradients.full()
+        for field, got, wanted in zip(Parameters._fields, full, gradients, strict=True):
+            assert distance(got, wanted) < limit, field
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -1,0 +1,81 @@
+"""What only a GPU shows: recorded steps against launched ones, resume, several SAEs at once. Skipped without one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import sampled_sae as ss
+from sampled_sae.config import AuxKConfig, SAEConfig
+from sampled_sae.kernels.path import FastPath
+from sampled_sae.learner import Learner
+from sampled_sae.pool_config import PoolConfig, Scope
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+M, K, D, B = 640, 6, 48, 96
+CONFIGS = {
+    "batchtopk": ss.batchtopk(M, K),
+    "auxk": ss.batchtopk(M, K, auxk=AuxKConfig(dead_after=3 * B)),
+    "topk then batchtopk": ss.topk_then_batchtopk(M, K, until=0.5),
+    "groups": SAEConfig(M, K, pool=PoolConfig(scope=Scope(tokens=24))),
+    "small pool": ss.sampled(M, K, "l2", 5),
+    "random pool": ss.sampled(M, K, "uniform", 4),
+    "sampled pool": ss.sampled(M, K, "l2", 5, pick="sample"),
+    "released": ss.released(M, K, "entropy", 0.5, at=0.5),
+    "annealed": ss.annealed(M, K, "uniform", 0.3),
+}
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(B, D, generator=torch.Generator().manual_seed(step)).cuda()
+
+
+def after(config: SAEConfig, steps: int, recorded: bool, others: int = 0) -> list[torch.Tensor]:
+    """The weights after so many steps, beside so many other learners."""
+    cuda = torch.device("cuda")
+    learners = [Learner(replace(config, seed=s), D, steps, s, cuda, torch.float32) for s in range(1 + others)]
+    for learner in learners:
+        assert isinstance(learner.path, FastPath)
+        learner.path.recorder.enabled = recorded
+    for step in range(steps):
+        for learner in learners:
+            learner.step(batch(step), step, measure=step % 3 == 0)
+    return [w.clone() for w in learners[0].weights]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_recorded_step_is_the_launched_one(name):
+    launched, recorded = after(CONFIGS[name], 16, False), after(CONFIGS[name], 16, True)
+    assert all(map(torch.equal, launched, recorded))
+
+
+@pytest.mark.parametrize("name", ["batchtopk", "auxk", "random pool"])
+def test_alone_equals_together(name):
+    alone, together = after(CONFIGS[name], 16, True), after(CONFIGS[name], 16, True, others=2)
+    assert all(map(torch.equal, alone, together))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_resumed_run_ends_with_the_same_weights(name, tmp_path):
+    x = torch.randn(4000, D, generator=torch.Generator().manual_seed(0))
+    common = {"steps": 24, "batch_size": B, "device": "cuda", "progress": False, "heldout_tokens": 200}
+    (whole,) = ss.train(x, CONFIGS[name], **common)
+
+    out = tmp_path / "run"
+    learner_step, calls = Learner.step, 0
+
+    def interrupted(self, *arguments, **keywords):
+        nonlocal calls
+        calls += 1
+        if calls == 14:
+            raise ss.Interrupted("stop")
+        return learner_step(self, *arguments, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "step", interrupted)
+        with pytest.raises(ss.Interrupted):
+            ss.train(x, CONFIGS[name], out=out, checkpoint_every=10, **common)
+    (resumed,) = ss.train(x, CONFIGS[name], out=out, resume=True, checkpoint_every=10, **common)
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
