@@ -248,6 +248,7 @@ class Run:
             sae = learner.sae().rescale_(self.scale)
             if len(x):
                 sae.threshold.fill_(calibrated_threshold(sae, x, learner.config.k, self.shared.batch_size))
+            sae.metadata |= getattr(stream, "metadata", {})
             sae.metadata["training"] = self.describe()["train"] | {
                 "scale": self.scale,
                 "seconds": self.seconds / len(self.learners),

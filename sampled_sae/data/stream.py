@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ END = object()
 """What an exhausted iterator gives; an item that is None is an error, not the end."""
 
 
+@runtime_checkable
 class Stream(Protocol):
     """What the trainer reads."""
 
@@ -43,7 +44,7 @@ class Endless(ABC):
 def open_stream(
     activations: Any, batch_size: int, heldout_tokens: int, seed: int, heldout: Any | None = None
 ) -> Stream:
-    """Wrap a tensor, an array or memory map, an endless source or an iterable of batches.
+    """Wrap a tensor, an array or memory map, an endless source or an iterable of batches; a stream stays one.
 
     `heldout` gives held-out tokens of one's own; otherwise they are taken from the activations.
     """
@@ -52,6 +53,11 @@ def open_stream(
     stream: Stream
     if isinstance(activations, (Tensor, np.ndarray)):
         stream = ArrayStream(activations, batch_size, wanted, seed)
+    elif isinstance(activations, Stream):
+        stream = activations
+        size = getattr(stream, "batch_size", batch_size)
+        if size != batch_size:
+            raise UserError(f"batch_size = {batch_size}: the stream of activations gives batches of {size}")
     elif isinstance(activations, Endless):
         stream = EndlessStream(activations, batch_size, wanted)
     elif isinstance(activations, Iterable):
