@@ -1,0 +1,86 @@
+"""From a model's name and a text to SAEs, by the command line, on a tiny model saved on the spot."""
+
+import json
+
+import pytest
+
+import sampled_sae as ss
+from sampled_sae import cli
+from sampled_sae.cli_train import PAPER, Train
+from tests.data.tiny_models import LAYERS, make_model, make_tokenizer
+
+SMALL = ["--context", "20", "--buffer-tokens", "800", "--heldout-tokens", "60", "--batch-size", "50", "--latents", "64"]
+SMALL += ["--k", "4", "--device", "cpu", "--tokens", "600"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    make_model("gpt_neox").save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.jsonl"
+    lines = [json.dumps({"text": f"{n} " + " ".join(f"the{n * i % 97}" for i in range(30))}) for n in range(60)]
+    file.write_text("\n".join(lines))
+    return file
+
+
+def train(*words) -> None:
+    cli.main([str(word) for word in ("train", *words)])
+
+
+def test_one_command_from_a_model_and_a_text(model, text, tmp_path, capsys):
+    words = ("--model", model, "--text", text, "--layer", 1, "--out", tmp_path / "run", *SMALL)
+    train(*words, "--methods", "batchtopk", "sampled", "--scores", "l2", "uniform")
+    folders = capsys.readouterr().out.split()
+    assert [f.rsplit("/", 1)[1] for f in folders] == ["batchtopk-s0", "l2-l5-s0", "uniform-l5-s0"]
+    sae = ss.SAE.load(folders[1])
+    assert sae.metadata["hook_module"] == "gpt_neox.layers.1" and sae.metadata["context_size"] == 20
+    train(*words, "--methods", "batchtopk", "sampled", "--scores", "l2", "uniform", "--resume")
+    assert capsys.readouterr().out.split() == folders
+
+
+def refused(line: str, capsys, *words) -> None:
+    with pytest.raises(SystemExit) as stop:
+        train(*words)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.startswith("error: ") and line in error
+    assert error.strip().count("\n") == 0
+
+
+def test_bad_input_is_one_line(model, text, tmp_path, capsys):
+    out = ("--out", tmp_path / "run", *SMALL)
+    where = ("--model", model, "--text", text, *out)
+    refused(f"layer = {LAYERS}", capsys, *where, "--layer", LAYERS)
+    refused("layer: is missing", capsys, *where)
+    refused("text: is missing", capsys, "--model", model, "--layer", 1, *out)
+    refused("model: is missing", capsys, *out)
+    refused("no-such-text.txt", capsys, "--model", model, "--text", "no-such-text.txt", "--layer", 1, *out)
+    refused("model = './nothing'", capsys, "--model", "./nothing", "--text", text, "--layer", 1, *out)
+    refused("give one of the two", capsys, *where, "--layer", 1, "--steps", 5)
+    refused("give one of the two", capsys, "acts.npy", *where, "--layer", 1)
+    refused("tokens = 600: must be at least batch_size = 700", capsys, *where, "--layer", 1, "--batch-size", 700)
+    refused("context", capsys, *where, "--layer", 1, "--context", 100)
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    refused("tokens", capsys, "--model", model, "--text", short, "--layer", 1, *out)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_the_papers_preset_is_its_table(tmp_path):
+    command = Train(tmp_path, preset="paper")
+    chosen = command._chosen()
+    assert command._steps(chosen) == 6103
+    assert Train(tmp_path, preset="paper-50k")._steps(Train(tmp_path, preset="paper-50k")._chosen()) == 50_000
+    assert Train(tmp_path, preset="paper", steps=7)._steps(Train(tmp_path, preset="paper", steps=7)._chosen()) == 7
+    configs = command._configs(chosen)
+    assert len(configs) == 49 and {(c.latents, c.k) for c in configs} == {(65_536, 60)}
+    first = configs[0]
+    assert (first.optimizer.lr, first.optimizer.beta1, first.optimizer.beta2) == (3e-4, 0.9, 0.999)
+    assert (first.optimizer.clip, first.optimizer.warmup_steps, first.auxk.alpha) == (1.0, 1000, 1 / 32)
+    assert (first.threshold.start_step, first.threshold.beta) == (1000, 0.999)
+    assert PAPER["model"] == "EleutherAI/pythia-160m-deduped" and (chosen.layer, chosen.context) == (6, 1024)
