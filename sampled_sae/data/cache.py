@@ -68,7 +68,7 @@ def write_cache(
     """Write the first `tokens` activations of the stream, or those shards of them that are not there yet.
 
     `description` is plain JSON that says what they are of; a folder with another one is refused. A finished cache
-    grows when more tokens are asked for. `progress` is told how many tokens are written.
+    grows when more tokens are asked for. `progress` is told the number of the token that was reached.
     """
     folder, config, plain = Path(folder), CacheConfig(tokens, shard_tokens), _plain(description)
     # Several runs may ask for the same cache at once: when it is there, none of them needs the lock.
@@ -190,16 +190,17 @@ class _Feed:
         self._spare = self._next(width)
         self.width = self._spare.shape[1]
 
-    def pieces(self, tokens: int) -> Iterator[Tensor]:
+    def pieces(self, tokens: int, progress: Callable[[int], Any]) -> Iterator[Tensor]:
         """The next `tokens` tokens, [n, d] at a time."""
         while tokens:
-            if not len(self._spare):
+            while not len(self._spare):
                 self._spare = self._next(self.width)
             piece = self._spare[:tokens]
+            yield piece
             self._spare = self._spare[len(piece) :]
             self.position += len(piece)
             tokens -= len(piece)
-            yield piece
+            progress(self.position)
 
     def _next(self, width: int | None) -> Tensor:
         raw = next(self._iterator, END)
@@ -210,7 +211,8 @@ class _Feed:
         where = f"activations: item {self._read} of the stream"
         self._read += 1
         batch = check_batch(raw, width, where).detach().to(torch.bfloat16)
-        if not torch.isfinite(batch).all():
+        # What was finite can only have become infinite, and the ends show that; isfinite takes ten times as long.
+        if batch.numel() and torch.stack(torch.aminmax(batch)).isinf().any():
             raise UserError(f"{where}: values beyond the range of bfloat16, in which they are kept; scale them down")
         return batch.cpu().contiguous()
 
@@ -241,7 +243,8 @@ def _existing(folder: Path, config: CacheConfig, description: dict[str, Any]) ->
     if difference:
         raise UserError(f"{folder}: the cache there is another one: {difference}; choose another folder")
     held = max((number * config.shard_tokens + shard.tokens for number, shard in index.shards.items()), default=0)
-    require(held <= config.tokens, "tokens", config.tokens, f"the cache in {folder} has {held} already; ask for those")
+    right = f"the cache in {folder} has {held} already; ask for at least as many, or choose another folder"
+    require(held <= config.tokens, "tokens", config.tokens, right)
     return index
 
 
@@ -258,37 +261,24 @@ def _without_damaged(index: _Index, folder: Path) -> _Index:
 
 
 def _write_missing(
-    folder: Path,
-    batches: Batches,
-    config: CacheConfig,
-    description: dict[str, Any],
-    progress: Callable[[int], Any],
+    folder: Path, batches: Batches, config: CacheConfig, description: dict[str, Any], progress: Callable[[int], Any]
 ) -> None:
     shards.remove_leftovers(folder)
-    old, feed = _existing(folder, config, description), None
+    old, feed, sizes = _existing(folder, config, description), None, config.sizes()
     if old is None:
         feed = _Feed(batches, 0, None)
         old = _Index(description, feed.width, config, {})
     index = _without_damaged(replace(old, config=config), folder)
-    missing = [number for number in range(len(config.sizes())) if number not in index.shards]
-    _check_space(folder, sum(shards.size(config.sizes()[number], index.width) for number in missing))
+    missing = [number for number in range(len(sizes)) if number not in index.shards]
+    _check_space(folder, sum(shards.size(sizes[number], index.width) for number in missing))
     index.write(folder)
     for number in missing:
-        start, tokens = number * config.shard_tokens, config.sizes()[number]
+        start, tokens = number * config.shard_tokens, sizes[number]
         if feed is None or feed.position != start:
             feed = _Feed(batches, start, index.width)
-        done = sum(shard.tokens for shard in index.shards.values())
-        pieces = _reported(feed.pieces(tokens), done, progress)
-        crc32 = shards.write(_path(folder, number), pieces, tokens, index.width)
+        crc32 = shards.write(_path(folder, number), feed.pieces(tokens, progress), tokens, index.width)
         index = replace(index, shards={**index.shards, number: _Shard(tokens, crc32)})
         index.write(folder)
-
-
-def _reported(pieces: Iterator[Tensor], done: int, progress: Callable[[int], Any]) -> Iterator[Tensor]:
-    for piece in pieces:
-        yield piece
-        done += len(piece)
-        progress(done)
 
 
 def _check_space(folder: Path, needed: int) -> None:

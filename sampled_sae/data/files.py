@@ -1,4 +1,4 @@
-"""Activations that lie in a file: .npy, .safetensors or .pt."""
+"""Activations on disk: a .npy, .safetensors or .pt file, or the folder of a cache."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from sampled_sae.data.cache import INDEX, open_cache
 from sampled_sae.errors import UserError
 
 
@@ -23,8 +24,12 @@ def load_activations(path: Path, key: str | None = None) -> Any:
         ".pt": _read_pt,
         ".pth": _read_pt,
     }
+    if (path / INDEX).exists():
+        return open_cache(path)
     if path.suffix not in readers:
-        raise UserError(f"activations = {str(path)!r}: must be a file ending in {', '.join(readers)}")
+        raise UserError(
+            f"activations = {str(path)!r}: must be a cache's folder or a file ending in {', '.join(readers)}"
+        )
     try:
         content = readers[path.suffix](path)
     except (OSError, ValueError, RuntimeError, SafetensorError, pickle.UnpicklingError, EOFError) as error:

@@ -54,7 +54,7 @@ def write(path: Path, pieces: Iterable[Tensor], tokens: int, width: int) -> int:
             append(file, path, first)
             crc32 = zlib.crc32(first)
             for piece in pieces:
-                data = memoryview(piece.contiguous().view(torch.int16).numpy()).cast("B")
+                data = piece.contiguous().view(torch.int16).numpy().data.cast("B")
                 append(file, path, data)
                 crc32 = zlib.crc32(data, crc32)
             with writing(path):
