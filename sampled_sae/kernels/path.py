@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,7 +68,13 @@ class FastPath:
             self.x = torch.empty_like(x)
         self.x.copy_(x)
         self.key = self._shape_at(step)
-        return self.recorder.run("select", self.key, lambda: self._select(step, pool))
+        with self._here():
+            return self.recorder.run("select", self.key, lambda: self._select(step, pool))
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """Kernels are launched on the current device, which need not be the weights'."""
+        device = self.weights.b_dec.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def _shape_at(self, step: int) -> tuple[int, ...] | None:
         """What decides a step's launches: sizes of group, pool and batch. None if its draw cannot be recorded."""
@@ -117,7 +124,8 @@ class FastPath:
         self.rate[1].fill_((1 - settings.beta2**self.updates) ** 0.5)
         dead = None if dead is None else self._with_nobody(dead)
         key = None if self.key is None else (*self.key, 0 if dead is None else len(dead))
-        return self.recorder.run("move", key, lambda: self._move(selection, dead))
+        with self._here():
+            return self.recorder.run("move", key, lambda: self._move(selection, dead))
 
     def _with_nobody(self, dead: Tensor) -> Tensor:
         """The dead latents [n_dead], always in the same place, filled up with m to one of 16 lengths."""
