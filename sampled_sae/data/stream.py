@@ -126,6 +126,7 @@ class ArrayStream:
             self.rows = check_batch(activations, None, "activations")
         elif isinstance(activations, Stored):
             self.rows = activations
+            self.metadata = getattr(activations, "description", {})
         else:
             self.rows = activations.reshape(-1, self.width)
         self.batch_size, self.seed = batch_size, seed
