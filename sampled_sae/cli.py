@@ -1,4 +1,4 @@
-"""The command line: `sampled-sae train | cache | synthetic | merge`."""
+"""The command line: `sampled-sae train | cache | eval | synthetic | merge`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from sampled_sae.cli_eval import Eval
 from sampled_sae.cli_source import Cache
 from sampled_sae.cli_train import Train
 from sampled_sae.data.synthetic import PRESETS, SyntheticConfig
@@ -114,6 +115,7 @@ def show_results(results: dict[str, Any], out: Path) -> None:
 Command = Annotated[
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Cache, tyro.conf.subcommand("cache")]
+    | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Synthetic, tyro.conf.subcommand("synthetic")]
     | Annotated[Merge, tyro.conf.subcommand("merge")],
     tyro.conf.OmitArgPrefixes,

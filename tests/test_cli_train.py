@@ -48,6 +48,33 @@ def test_one_command_from_a_model_and_a_text(model, text, tmp_path, capsys):
     assert capsys.readouterr().out.split() == folders
 
 
+def test_trained_saes_are_evaluated_once(model, text, tmp_path, capsys):
+    words = ("--model", model, "--text", text, "--layer", 1, "--out", tmp_path / "run", *SMALL)
+    train(*words, "--methods", "batchtopk", "topk")
+    capsys.readouterr()
+    run("eval", tmp_path / "run", "--text", text, "--contexts", 3, "--device", "cpu")
+    table = capsys.readouterr().out
+    assert "batchtopk-s0" in table and "topk-s0" in table and "CE recovered" in table
+    file = tmp_path / "run" / "saes" / "topk-s0" / "evals" / "core.json"
+    content = json.loads(file.read_text())
+    assert content["result"]["contexts"] == 3 and content["result"]["layer"] == 1
+    assert 0 < content["result"]["measured"]["fvu"]["value"] < 2
+    before = file.stat().st_mtime_ns
+    run("eval", tmp_path / "run", "--text", text, "--contexts", 2, "--device", "cpu")
+    assert file.stat().st_mtime_ns == before
+    for line, bad in (
+        ("holds no SAE", ("eval", tmp_path / "nothing", "--text", text)),
+        (
+            "contexts = 9999: the text holds",
+            ("eval", tmp_path / "run", "--text", text, "--contexts", 9999, "--redo"),
+        ),
+        ("layer = 9", ("eval", tmp_path / "run", "--text", text, "--layer", 9, "--redo")),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            run(*bad, "--device", "cpu")
+        assert stop.value.code == 2 and line in capsys.readouterr().err
+
+
 def test_a_cache_is_written_continued_and_trained_on(model, text, tmp_path, capsys):
     common = ["--context", "20", "--buffer-tokens", "800", "--heldout-tokens", "60", "--device", "cpu"]
     common += ["--model", model, "--text", text, "--layer", "1", "--shard-tokens", "300"]
