@@ -25,11 +25,11 @@ COLUMNS = {
 def print_core(results: dict[Path, dict[str, Any]], console: Console | None = None) -> None:
     """A row for each SAE: its folder's name, and each number with half the width of its interval."""
     if console is None:
-        console = Console(width=None if sys.stdout.isatty() else 140)
+        console = Console(width=None if sys.stdout.isatty() else 160)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("SAE", no_wrap=True)
     for title in COLUMNS:
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for folder, content in results.items():
         cells = [form(_find(content["result"], path)) for path in COLUMNS.values()]
         table.add_row(Text(folder.name), *cells)
@@ -48,5 +48,5 @@ def form(value: Any) -> str:
         number, low, high = value["value"], value["low"], value["high"]
         if number is None or low is None or high is None:
             return form(number)
-        return f"{number:.4g} ± {(high - low) / 2:.2g}"
-    return "-" if value is None else f"{value:.4g}"
+        return f"{number:.3g} ± {(high - low) / 2:.1g}"
+    return "-" if value is None else f"{value:.3g}"
