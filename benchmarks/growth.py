@@ -81,7 +81,7 @@ def step_ms(kind: str, m: int, d: int, B: int, K: int) -> dict[str, float]:
     once = seconds(step, 5)
     return {
         "ms": seconds(step, max(5, min(60, int(0.3 / once)))) * 1e3,
-        "gib": torch.cuda.max_memory_allocated() / 2**30,
+        "gib": torch.cuda.max_memory_reserved() / 2**30,
     }
 
 

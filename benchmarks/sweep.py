@@ -50,7 +50,7 @@ def main() -> None:
         "setup_seconds": setup,
         "ms_a_step_of_all": each * 1e3,
         "ms_a_step_of_one": each * 1e3 / len(learners),
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "peak_gib": torch.cuda.max_memory_reserved() / 2**30,
         "measured_steps": a.steps,
         "steps_of_the_sweep": steps,
         "minutes_of_the_sweep": steps * each / 60,
