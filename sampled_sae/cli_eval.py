@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ import torch
 import tyro
 
 from sampled_sae.config import to_dict
+from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.errors import UserError
 from sampled_sae.files import make_folder, read_json, write_json
 from sampled_sae.provenance import git_commit, versions
@@ -24,8 +25,14 @@ class Eval:
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of SAEs, or of runs that hold some."""
     text: str
-    """Hub dataset, a file, a folder of files, or stdlib. Its first contexts are read: of a text that was trained on,
-    those are the held-out ones."""
+    """Hub dataset, a file, a folder of files, or stdlib. Its first contexts are read: of the text that was trained on,
+    those are the held-out ones, and more than these are refused."""
+    text_field: str = "text"
+    """Where a document's text is in JSON, parquet and hub datasets."""
+    split: str = "train"
+    """Split of a hub dataset."""
+    subset: str | None = None
+    """Configuration of a hub dataset."""
     evals: tuple[Literal["core"], ...] = ("core",)
     """core: reconstruction, density, what the model loses."""
     contexts: int = 64
@@ -43,7 +50,7 @@ class Eval:
     model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of the model; bfloat16 on a GPU, float32 elsewhere by default."""
     redo: bool = False
-    """Measure again what is there already."""
+    """Measure again what was measured in the same way already."""
     device: str | None = None
     """cpu, cuda, cuda:1 and so on; the GPU if there is one by default."""
 
@@ -51,10 +58,18 @@ class Eval:
         from sampled_sae.report.core_terminal import print_core
 
         found = find_saes(self.folders)
-        todo = [folder for folder in found if self.redo or not (folder / RESULT).exists()]
+        todo = [folder for folder in found if self.redo or not self._is_done(folder)]
         if todo:
             self._measure(todo)
         print_core({folder: read_json(folder / RESULT) for folder in found})
+
+    def _asked(self) -> dict[str, Any]:
+        """What decides the numbers, as it was asked for."""
+        free = ("folders", "evals", "contexts_at_once", "redo", "device")
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in free}
+
+    def _is_done(self, folder: Path) -> bool:
+        return (folder / RESULT).exists() and read_json(folder / RESULT).get("asked") == self._asked()
 
     def _measure(self, folders: list[Path]) -> None:
         """All SAEs of one model together: it is loaded once, and those of one layer share its passes."""
@@ -68,13 +83,25 @@ class Eval:
             raise UserError(f"folders: SAEs of several models ({', '.join(sorted(names))}); evaluate each on its own")
         usual = "bfloat16" if place.type == "cuda" else "float32"
         model = load_model(names.pop(), place, getattr(torch, self.model_dtype or usual))
-        groups: dict[tuple[int, int, int], list[Path]] = {}
+        groups: dict[tuple[int, TextConfig], list[Path]] = {}
         for folder, sae in saes.items():
+            self._check_unseen(sae, folder)
             layer = int(self._of(sae, "layer", "layer", folder))
             length = int(self._of(sae, "context", "context_size", folder))
-            groups.setdefault((layer, length, int(sae.metadata.get("skip_first") or 0)), []).append(folder)
-        for shape, members in groups.items():
-            self._measure_group(model, {folder: saes[folder] for folder in members}, *shape)
+            said = sae.metadata
+            text = TextConfig(length, bool(said.get("prepend_bos")), int(said.get("skip_first") or 0))
+            groups.setdefault((layer, text), []).append(folder)
+        for (layer, text), members in groups.items():
+            self._measure_group(model, {folder: saes[folder] for folder in members}, layer, text)
+
+    def _check_unseen(self, sae: SAE, folder: Path) -> None:
+        """Refuse to measure on what the SAE was trained on, as far as it says."""
+        held = sae.metadata.get("heldout_contexts")
+        if sae.metadata.get("text") == self.text and held is not None and self.contexts > held:
+            raise UserError(
+                f"contexts = {self.contexts}: {folder} was trained on this text but for its first {held} contexts; "
+                f"give {held} at most, or another text"
+            )
 
     def _of(self, sae: SAE, flag: str, name: str, folder: Path) -> Any:
         asked = getattr(self, flag)
@@ -83,17 +110,16 @@ class Eval:
             raise UserError(f"{folder}: does not say its {flag}; give --{flag}")
         return value
 
-    def _measure_group(self, model: Any, saes: dict[Path, SAE], layer: int, length: int, skip_first: int) -> None:
-        from sampled_sae.data.contexts import TextConfig, contexts
+    def _measure_group(self, model: Any, saes: dict[Path, SAE], layer: int, text: TextConfig) -> None:
         from sampled_sae.data.text import documents
         from sampled_sae.evals.core import evaluate_core_many
         from sampled_sae.evals.core_config import CoreConfig
 
-        stream = contexts(documents(self.text), model.tokenizer, TextConfig(length))
-        tokens = torch.stack(list(islice(stream, self.contexts)))
+        source = documents(self.text, self.text_field, self.split, self.subset)
+        tokens = torch.stack(list(islice(contexts(source, model.tokenizer, text), self.contexts)))
         if len(tokens) < self.contexts:
-            raise UserError(f"contexts = {self.contexts}: the text holds {len(tokens)} of {length} tokens")
-        settings = CoreConfig(skip_first=skip_first, loss=self.loss, contexts_at_once=self.contexts_at_once)
+            raise UserError(f"contexts = {self.contexts}: the text holds {len(tokens)} of {text.length} tokens")
+        settings = CoreConfig(skip_first=text.skip_first, loss=self.loss, contexts_at_once=self.contexts_at_once)
         # An SAE that was trained without the high-norm tokens leaves them as they are.
         filtered = {folder for folder, sae in saes.items() if sae.metadata.get("max_norm") is not None}
         for part, how in ((filtered, replace(settings, put_in="normal")), (saes.keys() - filtered, settings)):
@@ -101,7 +127,7 @@ class Eval:
             results = evaluate_core_many([saes[f] for f in members], model, layer, tokens, how) if members else []
             for folder, result in zip(members, results, strict=True):
                 make_folder((folder / RESULT).parent)
-                origin = {"versions": versions(), "git_commit": git_commit(), "text": self.text, "model": model.name}
+                origin = {"versions": versions(), "git_commit": git_commit(), "asked": self._asked()}
                 config = saes[folder].config
                 sae = None if config is None else to_dict(config)
                 write_json(folder / RESULT, {"result": result.to_dict(), "sae": sae, **origin})

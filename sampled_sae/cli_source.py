@@ -71,8 +71,8 @@ class Source:
         place = usable_device(device)
         usual = "bfloat16" if place.type == "cuda" else "float32"
         model = load_model(self.model, place, getattr(torch, self.model_dtype or usual))
-        sizes = {"batch_size": batch_size, "heldout_tokens": self.heldout_tokens, "seed": seed}
-        return lambda: HarvestStream(model, documents(*where), settings, **sizes)
+        rest: dict[str, Any] = {"heldout_tokens": self.heldout_tokens, "seed": seed, "text": self.text}
+        return lambda: HarvestStream(model, documents(*where), settings, batch_size=batch_size, **rest)
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,7 @@ class Cache:
 
         bar = show(self.tokens, what="harvest", unit="tokens")
         try:
-            description = stream.metadata | {"text": source.text, "buffer_tokens": source.buffer_tokens}
-            description |= {"seed": self.seed, "heldout_tokens": source.heldout_tokens}
+            description = stream.metadata | {"buffer_tokens": source.buffer_tokens, "seed": self.seed}
             write_cache(self.out, batches, self.tokens, description, self.shard_tokens, bar.update)
         finally:
             bar.close()

@@ -55,7 +55,7 @@ def _fast_working(config: SAEConfig, d: int, batch_size: int) -> int:
     if not isinstance(pool.size, Everything):
         z += 2 * batch_size * pool.size.latents(config.k, m)
         if pool.scope != Scope() or get_score(pool.score).reads == "activations":
-            z += 8 * m * batch_size  # scores that are not made for the GPU look at all of it in 32 bits
+            z += 8 * m * batch_size  # what a score of the user's own takes: it sees all of Z in 32 bits
     lists = 60 * config.k * batch_size + batch_size * (8 * d + m // 8)
     gradients = 8 * m * d + lists
     # AuxK may find every latent dead, and works outside of the recorded part of a step.

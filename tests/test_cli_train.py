@@ -60,15 +60,17 @@ def test_trained_saes_are_evaluated_once(model, text, tmp_path, capsys):
     assert content["result"]["contexts"] == 3 and content["result"]["layer"] == 1
     assert 0 < content["result"]["measured"]["fvu"]["value"] < 2
     before = file.stat().st_mtime_ns
-    run("eval", tmp_path / "run", "--text", text, "--contexts", 2, "--device", "cpu")
+    run("eval", tmp_path / "run", "--text", text, "--contexts", 3, "--device", "cpu")
     assert file.stat().st_mtime_ns == before
+    run("eval", tmp_path / "run", "--text", text, "--contexts", 2, "--device", "cpu")  # another question
+    assert json.loads(file.read_text())["result"]["contexts"] == 2
     for line, bad in (
         ("holds no SAE", ("eval", tmp_path / "nothing", "--text", text)),
         (
-            "contexts = 9999: the text holds",
+            "was trained on this text but for its first 3 contexts",
             ("eval", tmp_path / "run", "--text", text, "--contexts", 9999, "--redo"),
         ),
-        ("layer = 9", ("eval", tmp_path / "run", "--text", text, "--layer", 9, "--redo")),
+        ("layer = 9", ("eval", tmp_path / "run", "--text", text, "--contexts", 2, "--layer", 9)),
     ):
         with pytest.raises(SystemExit) as stop:
             run(*bad, "--device", "cpu")

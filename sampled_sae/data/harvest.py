@@ -88,7 +88,10 @@ class HarvestStream:
         batch_size: int,
         heldout_tokens: int = 65_536,
         seed: int = 0,
+        text: str | None = None,
     ):
+        """`text` is the name of the documents' source, for the record."""
+        self.text = text
         self.model, self.config, self.batch_size, self.seed = model, config, batch_size, seed
         self.layer = model.check_layer(config.layer)
         self.width = model.width
@@ -189,6 +192,8 @@ class HarvestStream:
             "context_size": text.length,
             "prepend_bos": text.bos,
             "skip_first": text.skip_first,
+            "text": self.text,
+            "heldout_contexts": self.held_contexts,
             "max_norm": self.limit if self.limit < torch.inf else None,
         }
 

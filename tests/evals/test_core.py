@@ -4,23 +4,11 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.data.layers import LanguageModel
 from sampled_sae.evals import bootstrap
 from sampled_sae.evals.core import evaluate_core
 from sampled_sae.evals.core_config import CoreConfig
 from tests.data.tiny_models import WIDTH, WORDS
-from tests.evals.core_tools import LAYER, as_json, constant_sae, identity_sae, random_sae, shared, some_contexts, tiny
-
-
-@pytest.fixture
-def lm() -> LanguageModel:
-    return shared()
-
-
-@pytest.fixture
-def contexts() -> torch.Tensor:
-    return some_contexts()
-
+from tests.evals.core_tools import LAYER, as_json, constant_sae, identity_sae, random_sae, tiny
 
 # ---- against dense formulas --------------------------------------------------------------------------
 

@@ -15,17 +15,6 @@ from sampled_sae.sae import SAE
 from tests.data.tiny_models import WORDS, make_model
 from tests.evals.core_tools import LAYER, as_json, assert_near, random_sae, shared, some_contexts, tiny
 
-
-@pytest.fixture
-def lm() -> LanguageModel:
-    return shared()
-
-
-@pytest.fixture
-def contexts() -> torch.Tensor:
-    return some_contexts()
-
-
 # ---- what must not matter ----------------------------------------------------------------------------
 
 

@@ -5,24 +5,13 @@ from hypothesis import strategies as st
 
 import sampled_sae as ss
 from sampled_sae.config import SAEConfig
-from sampled_sae.data.layers import LanguageModel
 from sampled_sae.errors import UserError
 from sampled_sae.evals.core import evaluate_core
 from sampled_sae.evals.core_config import CoreConfig
 from sampled_sae.evals.core_trained import MixedBatches
 from sampled_sae.evals.reconstruction import as_trained
 from sampled_sae.pool_config import Everything, PoolConfig, Scope
-from tests.evals.core_tools import LAYER, random_sae, shared, some_contexts
-
-
-@pytest.fixture
-def lm() -> LanguageModel:
-    return shared()
-
-
-@pytest.fixture
-def contexts() -> torch.Tensor:
-    return some_contexts()
+from tests.evals.core_tools import LAYER, random_sae
 
 
 def test_trained_cut_of_one_batch_is_as_trained(lm, contexts):
