@@ -101,7 +101,9 @@ class FastPath:
             cut = cut_rows(blocks, config.k, dense)
         else:
             groups = len(self.x) // found.group
-            last = self.cuts.setdefault(groups, torch.full((groups,), -1, dtype=torch.int32, device=self.x.device))
+            if groups not in self.cuts:
+                self.cuts[groups] = torch.full((groups,), -1, dtype=torch.int32, device=self.x.device)
+            last = self.cuts[groups]
             cut = cut_batch(blocks, config.k * found.group, found.group, last, dense)
             last.copy_(cut.lowest)
         if cut.kept is None:
@@ -132,7 +134,9 @@ class FastPath:
         m = self.config.latents
         step = max(16, -(-m // 256) * 16)
         size = -(-len(dead) // step) * step
-        slots = self.dead.setdefault(size, torch.empty(size, dtype=torch.long, device=dead.device))
+        if size not in self.dead:
+            self.dead[size] = torch.empty(size, dtype=torch.long, device=dead.device)
+        slots = self.dead[size]
         slots[len(dead) :].fill_(m)
         slots[: len(dead)].copy_(dead)
         return slots
