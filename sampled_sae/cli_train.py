@@ -29,7 +29,7 @@ PAPER: dict[str, Any] = USUAL | {
 }
 PRESETS = {"paper": PAPER, "paper-50k": PAPER | {"tokens": None, "steps": 50_000}}
 PYTHIA: dict[str, Any] = {
-    **{"model": "EleutherAI/pythia-160m-deduped", "layer": 6, "text": "monology/pile-uncopyrighted"},
+    **{"model": "EleutherAI/pythia-160m-deduped", "layer": (6,), "text": "monology/pile-uncopyrighted"},
     **{"context": 1024, "max_norm": float("inf")},
 }
 SOURCES: dict[str | None, dict[str, Any]] = {
@@ -101,12 +101,12 @@ class Train:
         chosen = self._chosen()
         if not self.seeds or not chosen.methods:
             raise UserError("methods and seeds: each must name at least one")
-        configs = self._configs(chosen)
+        configs, steps = self._configs(chosen), self._steps(chosen)
         folders = train_in_passes(
             self._opener(chosen.batch_size),
             configs,
             self.out,
-            steps=self._steps(chosen),
+            steps=steps,
             batch_size=chosen.batch_size,
             seed=self.seeds[0],
             resume=self.resume,

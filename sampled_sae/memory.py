@@ -20,7 +20,7 @@ LIBRARIES = 64 * 2**20
 def needed(configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.dtype, fast: bool = False) -> int:
     """Bytes that training these SAEs side by side takes at its peak, from the shapes alone.
 
-    What the activations themselves take is not counted: it is there already, or stays on disk.
+    What the activations themselves take is not counted.
     """
     if fast:
         kept = sum(28 * c.latents * d + 32 * c.latents for c in configs)  # with a copy of both matrices in 16 bits
@@ -89,19 +89,25 @@ def _cgroup_free() -> int | None:
         return None
 
 
-def check(configs: Sequence[SAEConfig], d: int, batch_size: int, device: torch.device, dtype: torch.dtype) -> str:
-    """One line that says what will be needed; refuses when it is not there."""
-    need, free = needed(configs, d, batch_size, dtype, kernels.usable(device, dtype)), available(device)
-    line = f"memory: about {_readable(need)} on {device}"
+def check(
+    configs: Sequence[SAEConfig], d: int, batch_size: int, device: torch.device, dtype: torch.dtype, beside: int = 0
+) -> str:
+    """One line that says what will be needed; refuses when it is not there. `beside` is what the activations take."""
+    need, free = needed(configs, d, batch_size, dtype, kernels.usable(device, dtype)) + beside, available(device)
+    line = f"memory: about {readable(need)} on {device}" + (
+        f", {readable(beside)} of them for activations" * bool(beside)
+    )
     if free is None:
         return line
     if need > free:
+        lower = ", or lower buffer_tokens and contexts_at_once of the harvest" if beside else ""
         raise UserError(
-            f"{line} needed for {len(configs)} SAEs at batch_size = {batch_size}, but only {_readable(free)} are "
-            "free: lower batch_size or latents, or train fewer SAEs at once"
+            f"{line} needed for {len(configs)} SAEs at batch_size = {batch_size}, but only {readable(free)} are "
+            f"free: lower batch_size or latents, or train fewer SAEs at once{lower}"
         )
-    return f"{line}, {_readable(free)} free"
+    return f"{line}, {readable(free)} free"
 
 
-def _readable(size: int) -> str:
+def readable(size: int) -> str:
+    """Bytes in words."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -16,7 +16,7 @@ from sampled_sae.device import usable_device
 from sampled_sae.errors import UserError
 from sampled_sae.files import make_folder, read_json, write_json
 from sampled_sae.presets import named
-from sampled_sae.trainer import train
+from sampled_sae.trainer import layer_folder, train, train_layers
 
 PLAN = "passes.json"
 USED = 0.9
@@ -28,12 +28,12 @@ def train_in_passes(
 ) -> list[Path]:
     """Train all SAEs; returns their folders in order. `source()` opens the activations anew for each pass.
 
-    One pass is a run in `out` itself; several are runs in `out`/pass-1, `out`/pass-2 and so on, each resumable.
+    Activations of several layers are a dictionary of them. One pass is a run in `out` itself; several are runs in
+    `out`/pass-1, `out`/pass-2 and so on, each resumable; several layers are runs in folders of these, layer-N.
     """
     place, full = usable_device(device), named(list(configs), settings["seed"])
     activations = source()
-    width = getattr(activations, "width", None) or activations.shape[-1]
-    groups = _as_begun(out, full) or split(full, width, settings["batch_size"], place)
+    groups = _as_begun(out, full) or split(full, activations, settings["batch_size"], place)
     folders: list[Path] = []
     for number, group in enumerate(groups, start=1):
         folder = out if len(groups) == 1 else out / f"pass-{number}"
@@ -41,14 +41,26 @@ def train_in_passes(
             make_folder(out)
             write_json(out / PLAN, [len(group) for group in groups])
             print(f"pass {number} of {len(groups)}: {len(group)} SAEs", file=sys.stderr)
-        train(activations if number == 1 else source(), group, out=folder, device=place, **settings)
-        folders += [folder / "saes" / str(config.name) for config in group]
+        folders += _one_pass(activations if number == 1 else source(), group, folder, place, settings)
     return folders
+
+
+def _one_pass(
+    activations: Any, configs: list[SAEConfig], out: Path, device: torch.device, settings: dict[str, Any]
+) -> list[Path]:
+    layers = activations if isinstance(activations, dict) else {0: activations}
+    if len(layers) == 1:
+        train(next(iter(layers.values())), configs, out=out, device=device, **settings)
+        folders = [out]
+    else:
+        train_layers(layers, configs, out=out, device=device, **settings)
+        folders = [layer_folder(out, layer) for layer in layers]
+    return [folder / "saes" / str(config.name) for folder in folders for config in configs]
 
 
 def _as_begun(out: Path, configs: list[SAEConfig]) -> list[list[SAEConfig]] | None:
     """The groups of a run that is resumed: free memory may be another today."""
-    if (out / "run.json").exists():
+    if (out / "run.json").exists() or any(out.glob("layer-*/run.json")):
         return [configs]
     if not (out / PLAN).exists():
         return None
@@ -59,14 +71,18 @@ def _as_begun(out: Path, configs: list[SAEConfig]) -> list[list[SAEConfig]] | No
     return [list(islice(each, size)) for size in sizes]
 
 
-def split(configs: list[SAEConfig], width: int, batch_size: int, device: torch.device) -> list[list[SAEConfig]]:
+def split(configs: list[SAEConfig], activations: Any, batch_size: int, device: torch.device) -> list[list[SAEConfig]]:
     """Configurations -> groups that fit into memory together; one that does not fit alone is a group too."""
     free, fast = memory.available(device), kernels.usable(device, torch.float32)
     if free is None:
         return [configs]
+    layers = list(activations.values()) if isinstance(activations, dict) else [activations]
+    width = getattr(layers[0], "width", None) or layers[0].shape[-1]
+    left = USED * free - sum(getattr(layer, "memory", 0) for layer in layers)
     groups: list[list[SAEConfig]] = [[]]
     for config in configs:
-        if groups[-1] and memory.needed([*groups[-1], config], width, batch_size, torch.float32, fast) > USED * free:
+        together = [*groups[-1], config] * len(layers)
+        if groups[-1] and memory.needed(together, width, batch_size, torch.float32, fast) > left:
             groups.append([])
         groups[-1].append(config)
     return groups

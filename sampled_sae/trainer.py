@@ -1,31 +1,25 @@
-"""`train`: many SAEs, one pass over one stream of activations."""
+"""`train`: many SAEs, one pass over one stream of activations; `train_layers`: the same for several layers at once."""
 
 from __future__ import annotations
 
-import hashlib
-import math
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sampled_sae import checkpoint, memory
-from sampled_sae.calibrate import calibrated_threshold
-from sampled_sae.config import SAEConfig, TrainConfig, to_dict
+from sampled_sae import memory
+from sampled_sae.config import SAEConfig, TrainConfig
 from sampled_sae.data.stream import Stream, open_stream
 from sampled_sae.device import usable_device
 from sampled_sae.errors import Interrupted, UserError
-from sampled_sae.files import alone_in, read_json, write_json
+from sampled_sae.files import alone_in
 from sampled_sae.interrupt import stop_on_interrupt
-from sampled_sae.learner import Learner, Stats
 from sampled_sae.presets import named
 from sampled_sae.progress import show
-from sampled_sae.provenance import git_commit, versions
-from sampled_sae.runlog import open_sinks
+from sampled_sae.run import Run
 from sampled_sae.sae import SAE
 
 
@@ -57,232 +51,136 @@ def train(
     the returned SAEs take raw activations.
     """
     shared = TrainConfig(steps, batch_size, seed, normalize, heldout_tokens, log_every, checkpoint_every)
+    parts = [(activations, None if out is None else Path(out), heldout)]
+    return _train(parts, configs, shared, resume, device, dtype, tuple(log_to), progress)[0]
+
+
+def train_layers(
+    activations: Mapping[int, Any],
+    configs: Sequence[SAEConfig] | SAEConfig,
+    *,
+    steps: int,
+    batch_size: int = 4096,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    normalize: bool = True,
+    heldout_tokens: int = 65_536,
+    log_every: int = 50,
+    checkpoint_every: int = 1000,
+    log_to: Iterable[str] = (),
+    progress: bool = True,
+) -> dict[int, list[SAE]]:
+    """The same for several layers, in step with each other: each layer is a run of its own, in `out`/layer-N."""
+    shared = TrainConfig(steps, batch_size, seed, normalize, heldout_tokens, log_every, checkpoint_every)
+    parts = [
+        (part, None if out is None else layer_folder(Path(out), layer), None) for layer, part in activations.items()
+    ]
+    if not parts:
+        raise UserError("activations = {}: must hold at least one layer")
+    found = _train(parts, configs, shared, resume, device, dtype, tuple(log_to), progress)
+    return dict(zip(activations, found, strict=True))
+
+
+def layer_folder(out: Path, layer: int) -> Path:
+    """Where the run of one of several layers is."""
+    return out / f"layer-{layer}"
+
+
+def _train(
+    parts: list[tuple[Any, Path | None, Any]],
+    configs: Sequence[SAEConfig] | SAEConfig,
+    shared: TrainConfig,
+    resume: bool,
+    device: str | torch.device | None,
+    dtype: torch.dtype,
+    log_to: tuple[str, ...],
+    progress: bool,
+) -> list[list[SAE]]:
+    """Train all configurations on each part (activations, folder, held-out tokens); returns its SAEs for each part."""
+    full, place = _checked(configs, shared), usable_device(device)
+    say: Callable[[str], None] = (lambda line: print(line, file=sys.stderr)) if progress else (lambda line: None)
+    runs = [Run(full, shared, place, dtype, folder, say) for _, folder, _ in parts]
+    with ExitStack() as locks:
+        for run in runs:
+            if run.out is not None:
+                locks.enter_context(alone_in(run.out))
+        finished = [run.open_folder(resume) for run in runs]
+        going: list[tuple[Run, Stream]] = []
+        for run, saes, (activations, folder, heldout) in zip(runs, finished, parts, strict=True):
+            if saes is None:
+                stream = open_stream(activations, shared.batch_size, shared.heldout_tokens, shared.seed, heldout)
+                going.append((run, stream))
+            else:
+                say(f"{folder}: this run is finished; its SAEs are loaded")
+        if going:
+            finished = _finish(going, full, finished, place, dtype, log_to, progress, say)
+        return [saes or [] for saes in finished]
+
+
+def _finish(
+    going: list[tuple[Run, Stream]],
+    configs: list[SAEConfig],
+    finished: list[list[SAE] | None],
+    device: torch.device,
+    dtype: torch.dtype,
+    log_to: tuple[str, ...],
+    progress: bool,
+    say: Callable[[str], None],
+) -> list[list[SAE] | None]:
+    """Bring the runs that are not finished to their end."""
+    width, batch_size = going[0][1].width, going[0][0].shared.batch_size
+    # A stream that collects activations as it goes says what it takes; others have theirs already.
+    beside = sum(getattr(stream, "memory", 0) for _, stream in going)
+    say(memory.check(configs * len(going), width, batch_size, device, dtype, beside))
+    for run, stream in going:
+        run.begin(stream)
+    with stop_on_interrupt() as stopped:
+        _advance(going, log_to, progress, stopped)
+        ends = iter([run.finish(stream) for run, stream in going])
+    return [next(ends) if saes is None else saes for saes in finished]
+
+
+def _checked(configs: Sequence[SAEConfig] | SAEConfig, shared: TrainConfig) -> list[SAEConfig]:
     listed = [configs] if isinstance(configs, SAEConfig) else list(configs)
     if not listed:
         raise UserError("configs = []: must hold at least one SAEConfig")
-    full = named(listed, shared.seed)
+    full, size = named(listed, shared.seed), shared.batch_size
     for config in full:
         for tokens in (config.pool.scope.tokens, config.pool.scope.then):
-            if tokens is not None and shared.batch_size % min(tokens, shared.batch_size):
-                raise UserError(f"{config.name}: scope of {tokens} tokens: must divide batch_size = {batch_size}")
-    place = usable_device(device)
-    folder = None if out is None else Path(out)
-    say: Callable[[str], None] = (lambda line: print(line, file=sys.stderr)) if progress else (lambda line: None)
-    run = Run(full, shared, place, dtype, folder, say)
-    with nullcontext() if folder is None else alone_in(folder):
-        finished = run.open_folder(resume)
-        if finished is not None:
-            say(f"{folder}: this run is finished; its SAEs are loaded")
-            return finished
-        stream = open_stream(activations, batch_size, heldout_tokens, seed, heldout)
-        say(memory.check(full, stream.width, batch_size, place, dtype))
-        run.begin(stream)
-        with stop_on_interrupt() as stopped:
-            run.loop(stream, log_to, progress, stopped)
-            return run.finish(stream)
+            if tokens is not None and size % min(tokens, size):
+                raise UserError(f"{config.name}: scope of {tokens} tokens: must divide batch_size = {size}")
+    return full
 
 
-class Run:
-    """A training run: its learners, its folder and how far it is."""
-
-    def __init__(
-        self,
-        configs: list[SAEConfig],
-        shared: TrainConfig,
-        device: torch.device,
-        dtype: torch.dtype,
-        out: Path | None,
-        say: Callable[[str], None],
-    ):
-        self.configs, self.shared = configs, shared
-        self.device, self.dtype = device, dtype
-        self.out, self.say = out, say
-        self.learners: list[Learner] = []
-        self.step = 0
-        self.saved_step = -1
-        self.scale = 1.0
-        self.seconds = 0.0
-        self.heldout = ""
-        self.restored: checkpoint.Checkpoint | None = None
-
-    def describe(self) -> dict[str, Any]:
-        """What decides the outcome; a run can only be resumed under the same description."""
-        settings = to_dict(self.shared)
-        for free in ("log_every", "checkpoint_every"):  # may change between two parts of a run
-            settings.pop(free)
-        saes = [to_dict(config) for config in self.configs]
-        kind = {"dtype": str(self.dtype).removeprefix("torch."), "device": self.device.type}
-        return {"train": settings, **kind, "saes": saes}
-
-    def open_folder(self, resume: bool) -> list[SAE] | None:
-        """Look at what `out` holds; returns the SAEs if the run there is already finished."""
-        if self.out is None:
-            if resume:
-                raise UserError("resume = True: needs the folder of the run; set out")
-            return None
-        description, record = self.describe(), self.out / "run.json"
-        if not record.exists():
-            if self._checkpoints().exists():
-                raise UserError(f"out = {str(self.out)!r}: holds checkpoints of another run; choose another folder")
-            return None
-        if not resume:
-            raise UserError(f"out = {str(self.out)!r}: holds a run already; resume it or choose another folder")
-        content = read_json(record)
-        if not isinstance(content, dict) or "config" not in content:
-            raise UserError(f"{record}: not the record of a training run; choose another folder")
-        difference = checkpoint.first_difference(content["config"], description)
-        if difference:
-            raise UserError(f"{record}: the run there has another configuration: {difference}")
-        if content.get("finished"):
-            checkpoint.remove_all(self._checkpoints())
-            return [SAE.load(self._folder(config), self.device) for config in self.configs]
-        self.restored = checkpoint.load_latest(self._checkpoints(), description, self.say)
-        return None
-
-    # Whoever collects activations in inference mode, in a generator or around the call, leaves it switched on here.
-    @torch.inference_mode(False)
-    def begin(self, stream: Stream) -> None:
-        """Make the learners, or bring them back from the checkpoint."""
-        for config in self.configs:
-            assert config.seed is not None
-            self.learners.append(Learner(config, stream.width, self.shared.steps, config.seed, self.device, self.dtype))
-        if self.restored is not None:
-            self.step = self.saved_step = self.restored.step
-            extra = self.restored.extra
-            self.scale, self.seconds = extra["scale"], extra["seconds"]
-            if extra["width"] != stream.width or extra["heldout"] != fingerprint(stream.heldout):
-                raise UserError(
-                    f"activations (width {stream.width}): not those that the run in {self.out} began with "
-                    f"(width {extra['width']}); resume it with the same ones"
-                )
-            self.heldout = extra["heldout"]
-            for learner in self.learners:
-                learner.load_state(self.restored.states[str(learner.config.name)])
-            self.say(f"resumed at step {self.step}")
-        else:
-            self.heldout = fingerprint(stream.heldout)
-            if self.shared.normalize:
-                self.scale = input_scale(stream.heldout)
-        if self.out is not None and not (self.out / "run.json").exists():
-            self._record(finished=False)
-
-    def _record(self, finished: bool) -> None:
-        """Write `run.json`: what the run is, and whether it has come to its end."""
-        assert self.out is not None
-        origin = {"versions": versions(), "git_commit": git_commit()}
-        write_json(self.out / "run.json", {"config": self.describe(), **origin, "finished": finished})
-
-    def loop(self, stream: Stream, log_to: Iterable[str], progress: bool, stopped: Callable[[], bool]) -> None:
-        """Train until the last step, or until the user interrupts."""
-        sinks = open_sinks(self.out, log_to, self.step)
-        bar = show(self.shared.steps, self.step, enabled=progress)
-        first, before, begun, fve = self.step, self.seconds, time.monotonic(), ""
-        try:
-            while self.step < self.shared.steps:
-                x = self._scaled(stream.batch(self.step))
-                logging = self.step % self.shared.log_every == 0 or self.step == self.shared.steps - 1
-                all_stats = [learner.step(x, self.step, measure=logging) for learner in self.learners]
-                if logging:
-                    speed = (self.step + 1 - first) * len(x) / (time.monotonic() - begun)
-                    lines = [self._line(p, s, speed) for p, s in zip(self.learners, all_stats, strict=True) if s]
-                    for sink in sinks:
-                        for line in lines:
-                            sink.write(line)
-                    fve = f"FVE {min(li['fve'] for li in lines):.3f} to {max(li['fve'] for li in lines):.3f}"
-                self.step += 1
-                self.seconds = before + time.monotonic() - begun
-                bar.update(self.step, fve)
-                if stopped():
-                    raise self._interrupted()
-                if self.step % self.shared.checkpoint_every == 0 or self.step == self.shared.steps:
-                    self.save_checkpoint()
-        finally:
-            bar.close()
-            for sink in sinks:
-                sink.close()
-
-    def _line(self, learner: Learner, stats: Stats, speed: float) -> dict[str, Any]:
-        numbers = {name: float(value) for name, value in stats._asdict().items()}
-        if not math.isfinite(numbers["loss"]):
-            raise self._diverged(learner, f"the loss became {numbers['loss']}")
-        return {"step": self.step, "sae": learner.config.name, **numbers, "tokens_per_second": speed}
-
-    def _diverged(self, learner: Learner, what: str) -> UserError:
-        kept = f"; the last good checkpoint is of step {self.saved_step}" if self.saved_step >= 0 else ""
-        lr = learner.config.optimizer.lr
-        return UserError(f"{learner.config.name}: {what} by step {self.step}: try a lower lr than {lr:g}{kept}")
-
-    @torch.inference_mode(False)
-    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to(self.device, self.dtype) / self.scale
-
-    def _interrupted(self) -> Interrupted:
-        if self.out is None:
-            return Interrupted(f"interrupted at step {self.step}; nothing is kept, because out was not set")
-        self.save_checkpoint()
-        return Interrupted(f"interrupted at step {self.step}; saved in {self.out}, go on with resume")
-
-    def _checkpoints(self) -> Path:
-        assert self.out is not None
-        return self.out / "checkpoints"
-
-    def save_checkpoint(self) -> None:
-        """Keep the run as it is now, if it has a folder; weights that are not finite end the run instead."""
-        for learner in self.learners:
-            if not all(bool(torch.isfinite(weight).all()) for weight in learner.weights):
-                raise self._diverged(learner, "the weights are no longer finite")
-        if self.out is None:
-            return
-        states = {str(learner.config.name): learner.state() for learner in self.learners}
-        width = len(self.learners[0].weights.b_dec)
-        extra = {"scale": self.scale, "seconds": self.seconds, "width": width, "heldout": self.heldout}
-        checkpoint.save(self._checkpoints(), checkpoint.Checkpoint(self.step, self.describe(), states, extra))
-        self.saved_step = self.step
-
-    @torch.inference_mode(False)
-    def finish(self, stream: Stream) -> list[SAE]:
-        """Calibrate, fold the input's scale into the weights, save; the SAEs take raw activations."""
-        x = stream.heldout.to(self.device, self.dtype)
-        saes = []
-        for learner in self.learners:
-            sae = learner.sae().rescale_(self.scale)
-            if len(x):
-                sae.threshold.fill_(calibrated_threshold(sae, x, learner.config.k, self.shared.batch_size))
-            sae.metadata |= getattr(stream, "metadata", {})
-            sae.metadata["training"] = self.describe()["train"] | {
-                "scale": self.scale,
-                "seconds": self.seconds / len(self.learners),
-                "path": learner.path.name,
-                "dead": float(learner.dead().float().mean()),
-                "ever_pooled": float(learner.ever_pooled.float().mean()),
-                "heldout_tokens_used": len(x),
-                "versions": versions(),
-                "git_commit": git_commit(),
-            }
-            saes.append(sae)
-        if self.out is not None:
-            for sae, learner in zip(saes, self.learners, strict=True):
-                sae.save(self._folder(learner.config))
-            # Only now is the last checkpoint no longer needed.
-            self._record(finished=True)
-            checkpoint.remove_all(self._checkpoints())
-        return saes
-
-    def _folder(self, config: SAEConfig) -> Path:
-        assert self.out is not None
-        return self.out / "saes" / str(config.name)
+def _advance(
+    going: list[tuple[Run, Stream]], log_to: tuple[str, ...], progress: bool, stopped: Callable[[], bool]
+) -> None:
+    """Train until the last step, or until the user interrupts. Runs that are behind the others catch up first."""
+    runs, steps = [run for run, _ in going], going[0][0].shared.steps
+    with ExitStack() as open_:
+        for run in runs:
+            run.open_log(log_to)
+            open_.callback(run.close_log)
+        bar = show(steps, min(run.step for run in runs), enabled=progress)
+        open_.callback(bar.close)
+        while (step := min(run.step for run in runs)) < steps:
+            for run, stream in going:
+                if run.step == step:
+                    run.advance(stream)
+            bar.update(step + 1, f"FVE {min(run.fve[0] for run in runs):.3f} to {max(run.fve[1] for run in runs):.3f}")
+            if stopped():
+                raise _interrupted(runs)
+            for run in runs:
+                run.checkpoint_if_due()
 
 
-def fingerprint(x: torch.Tensor) -> str:
-    """A short digest of the first tokens of x [n, d], to tell activations apart."""
-    return hashlib.sha256(x[:256].float().cpu().numpy().tobytes()).hexdigest()[:16]
-
-
-def input_scale(x: torch.Tensor) -> float:
-    """c = the root mean square norm of the tokens x [n, d]."""
-    if not len(x):
-        return 1.0
-    c = float(x.double().square().sum(dim=1).mean().sqrt())
-    if c == 0:
-        raise UserError("activations are all zero: there is nothing to train on")
-    return c
+def _interrupted(runs: list[Run]) -> Interrupted:
+    step, out = runs[0].step, runs[0].out
+    if out is None:
+        return Interrupted(f"interrupted at step {step}; nothing is kept, because out was not set")
+    for run in runs:
+        run.save_checkpoint()
+    return Interrupted(f"interrupted at step {step}; saved in {out}, go on with resume")

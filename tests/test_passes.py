@@ -10,12 +10,12 @@ CPU = torch.device("cpu")
 def test_configurations_are_split_by_memory_in_order(monkeypatch):
     configs = [ss.batchtopk(m, 4) for m in (100, 100, 100, 5000, 100)]
     monkeypatch.setattr(memory, "available", lambda device: 10**12)
-    assert passes.split(configs, 16, 64, CPU) == [configs]
+    assert passes.split(configs, torch.zeros(1, 16), 64, CPU) == [configs]
     two = memory.needed(configs[:2], 16, 64, torch.float32)
     monkeypatch.setattr(memory, "available", lambda device: int(two / passes.USED) + 1)
-    assert passes.split(configs, 16, 64, CPU) == [configs[:2], configs[2:3], configs[3:4], configs[4:]]
+    assert passes.split(configs, torch.zeros(1, 16), 64, CPU) == [configs[:2], configs[2:3], configs[3:4], configs[4:]]
     monkeypatch.setattr(memory, "available", lambda device: None)
-    assert passes.split(configs, 16, 64, CPU) == [configs]
+    assert passes.split(configs, torch.zeros(1, 16), 64, CPU) == [configs]
 
 
 def test_several_passes_train_the_same_saes_as_one(activations, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae import checkpoint, plain, trainer
+from sampled_sae import checkpoint, plain, run, trainer
 from sampled_sae.config import AuxKConfig, SAEConfig
 from sampled_sae.evals.reconstruction import by_threshold
 from sampled_sae.learner import Learner
@@ -295,7 +295,7 @@ def test_resume_refuses_other_activations_and_odd_folders(activations, tmp_path,
     out = tmp_path / "run"
     common = {"steps": 20, "out": out, "checkpoint_every": 5, **QUIET}
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Run, "finish", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
+        patch.setattr(run.Run, "finish", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
         with pytest.raises(RuntimeError):
             ss.train(activations, [ss.batchtopk(48, 4)], **common)
     with pytest.raises(ss.UserError, match="not those that the run"):
@@ -324,3 +324,30 @@ def test_a_kept_pool_is_drawn_as_often_as_asked_also_while_it_grows(refresh, act
         pools.append(tuple(learner.pool.tolist()))
     assert len(set(pools)) == 60 // refresh
     assert sum(pools[0]) < sum(pools[-1])
+
+
+def test_out_of_memory_on_the_way_says_what_to_lower(activations, tmp_path, monkeypatch):
+    settings = {"steps": 12, "out": tmp_path, "checkpoint_every": 5, **QUIET}
+    step = Learner.step
+
+    def full(self, x, number, measure=True):
+        if number == 7:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return step(self, x, number, measure)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", full)
+        with pytest.raises(ss.UserError, match=r"out of memory on cpu at step 7: lower batch_size .* step 5 is kept"):
+            ss.train(activations, [ss.batchtopk(48, 4)], **settings)
+    assert len(ss.train(activations, [ss.batchtopk(48, 4)], resume=True, **settings)) == 1
+
+
+def test_what_activations_take_is_counted(activations):
+    class Taking:
+        width, heldout, memory = activations.shape[1], activations[:100], 10**15
+
+        def batch(self, index):
+            return activations[: QUIET["batch_size"]]
+
+    with pytest.raises(ss.UserError, match=r"for activations needed .* buffer_tokens"):
+        ss.train(Taking(), ss.batchtopk(48, 4), steps=5, **QUIET)

@@ -2,7 +2,7 @@
 
 Contexts are taken in blocks. The activations of a block, less the positions and tokens that are left out, are
 shuffled together and handed out in batches. Which batch holds what follows from its number alone: not from how many
-contexts go through the model at once, and not from where a run was interrupted.
+contexts go through the model at once, nor which other layers are collected with it, nor where a run was interrupted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.checks import numbers, require, whole_numbers
+from sampled_sae.data.bank import ContextBank
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.data.stream import check_batch
@@ -25,92 +26,104 @@ from sampled_sae.errors import UserError
 
 SPARE = 0.02
 """Share of a block's tokens that may be left out for their norm before some of the others are used twice."""
+AT_ONCE = {"cuda": 2**16, "cpu": 2**14}
+"""Tokens in one pass through the model, by kind of device, if no number of contexts is asked for."""
+
+Block = dict[int, Tensor]
+"""The activations of each layer, [tokens, d]."""
 
 
 @dataclass(frozen=True, slots=True)
 class HarvestConfig:
     """Which activations are collected, and how they are mixed."""
 
-    layer: int
-    """The residual stream after this block, counted from 0."""
+    layers: tuple[int, ...]
+    """The residual stream after each of these blocks, counted from 0."""
     text: TextConfig = field(default_factory=TextConfig)
     """How documents become contexts."""
     buffer_tokens: int = 2**19
     """Tokens that are shuffled together."""
-    contexts_at_once: int = 32
-    """Contexts in one pass through the model."""
+    contexts_at_once: int | None = None
+    """Contexts in one pass through the model; none means 65,536 tokens' worth on a GPU, 16,384 elsewhere."""
     max_norm: float | None = 10.0
     """Leave out tokens whose norm is above so many times the median; none keeps them."""
 
     def __post_init__(self) -> None:
-        whole_numbers(self, "layer", "buffer_tokens", "contexts_at_once")
+        whole_numbers(self, "buffer_tokens")
+        if self.contexts_at_once is not None:
+            whole_numbers(self, "contexts_at_once")
+            require(self.contexts_at_once >= 1, "contexts_at_once", self.contexts_at_once, "must be at least 1")
         if self.max_norm is not None:
             numbers(self, "max_norm")
+        distinct = len(set(self.layers)) == len(self.layers) > 0
+        require(distinct, "layers", self.layers, "must name at least one layer, each once")
         require(isinstance(self.text, TextConfig), "text", self.text, "must be a TextConfig")
-        require(self.contexts_at_once >= 1, "contexts_at_once", self.contexts_at_once, "must be at least 1")
         need = f"must hold at least one context of {self.text.length} tokens"
         require(self.buffer_tokens >= self.text.length, "buffer_tokens", self.buffer_tokens, need)
         require(self.max_norm is None or self.max_norm > 0, "max_norm", self.max_norm, "must be positive, or none")
 
 
-class ContextBank:
-    """All contexts of a text by number, read as far as they are asked for; after the last comes the first again."""
+def open_harvest(
+    model: LanguageModel,
+    documents: Iterator[str],
+    config: HarvestConfig,
+    *,
+    batch_size: int,
+    heldout_tokens: int = 65_536,
+    seed: int = 0,
+    text: str | None = None,
+) -> dict[int, HarvestStream]:
+    """What the trainer reads, for each layer; all layers come from the same passes through the model.
 
-    def __init__(self, source: Iterator[Tensor]):
-        self.source: Iterator[Tensor] | None = source
-        self.read: list[Tensor] = []
-
-    def has(self, count: int) -> int:
-        """Read until there are `count` contexts, or all; returns how many there are."""
-        while self.source is not None and len(self.read) < count:
-            context = next(self.source, None)
-            if context is None:
-                self.source = None
-            else:
-                self.read.append(context.to(torch.int32))
-        return len(self.read)
-
-    def take(self, first: int, count: int, skip: int) -> Tensor:
-        """`count` contexts [count, L] from number `first` on, where the first `skip` of the text do not count."""
-        there = self.has(skip + first + count) - skip
-        return torch.stack([self.read[skip + number % there] for number in range(first, first + count)])
+    `text` is the name of the documents' source, for the record.
+    """
+    harvest = Harvest(model, documents, config, batch_size, heldout_tokens, seed)
+    return {layer: HarvestStream(harvest, layer, text) for layer in harvest.layers}
 
 
-class HarvestStream:
-    """What the trainer reads: `batch(index)` [B, d], and held-out tokens that no batch contains."""
+def contexts_at_once(model: LanguageModel, config: HarvestConfig) -> int:
+    """Contexts in one pass through the model."""
+    tokens = AT_ONCE.get(model.device.type, AT_ONCE["cpu"])
+    return config.contexts_at_once or max(1, tokens // config.text.length)
+
+
+def bytes_needed(model: LanguageModel, config: HarvestConfig) -> int:
+    """What a harvest takes on the model's device at its peak, beside the model's weights."""
+    blocks = 3 if model.device.type == "cuda" else 2  # in use, before and after its shuffle
+    width, length = model.width * model.dtype.itemsize, config.text.length
+    kept = len(config.layers) * blocks * max(config.buffer_tokens, length) * width
+    # Of one pass through a block, usually: a feed-forward layer four times as wide, thrice, and copies of the stream.
+    return kept + contexts_at_once(model, config) * length * width * (20 + len(config.layers))
+
+
+class Harvest:
+    """Blocks of activations by number; on a GPU the next one is collected while this one is used."""
 
     def __init__(
         self,
         model: LanguageModel,
         documents: Iterator[str],
         config: HarvestConfig,
-        *,
         batch_size: int,
-        heldout_tokens: int = 65_536,
-        seed: int = 0,
-        text: str | None = None,
+        heldout_tokens: int,
+        seed: int,
     ):
-        """`text` is the name of the documents' source, for the record."""
-        self.text = text
         self.model, self.config, self.batch_size, self.seed = model, config, batch_size, seed
-        self.layer = model.check_layer(config.layer)
-        self.width = model.width
+        self.layers = tuple(model.check_layer(layer) for layer in config.layers)
         length, used = config.text.length, config.text.length - config.text.skip_first
-        self.bank = ContextBank(contexts(documents, model.tokenizer, config.text))
-        self.held_contexts = self._to_hold_out(-(-heldout_tokens // used))
+        self.at_once = contexts_at_once(model, config)
         self.block_contexts = max(1, config.buffer_tokens // length)
         self.block_batches = int(self.block_contexts * used * (1 - SPARE)) // batch_size
         need = f"a block of buffer_tokens = {config.buffer_tokens} must hold one batch and {SPARE:.0%} more"
         require(self.block_batches >= 1, "batch_size", batch_size, need)
-        self.limit = torch.inf
-        held = self._activations(self.bank.take(0, self.held_contexts, skip=0))
-        if config.max_norm is not None:
-            self.limit = config.max_norm * float(held.float().norm(dim=1).median())
-        self.heldout = self._within(held)[:heldout_tokens].float().cpu()
-        self._block, self._number = held[:0], -1
+        self.bank = ContextBank(contexts(documents, model.tokenizer, config.text))
+        self.held_contexts = self._to_hold_out(-(-heldout_tokens // used))
+        self.limits = dict.fromkeys(self.layers, torch.inf)
+        self.heldout = self._hold_out(heldout_tokens)
+        self._block: tuple[int, Block] = (-1, {})
         # On a CPU there is nothing to gain: model and trainer would share its cores.
         overlap = model.device.type == "cuda"
-        self._ahead: tuple[int, Future[Tensor]] | None = None
+        self._ahead: tuple[int, Future[Block]] | None = None
         self._worker = ThreadPoolExecutor(1, "harvest") if overlap else None
         self._stream = torch.cuda.Stream(model.device) if overlap else None
 
@@ -124,15 +137,21 @@ class HarvestStream:
             )
         return min(wanted, max(1, there // 10))
 
-    def batch(self, index: int) -> Tensor:
-        """Batch number `index` [B, d], in the model's dtype and on its device."""
-        number, place = divmod(index, self.block_batches)
-        if number != self._number:
-            self._block, self._number = self._finished(number), number
-        return self._block[place * self.batch_size : (place + 1) * self.batch_size]
+    def _hold_out(self, wanted: int) -> Block:
+        """The first `wanted` tokens of the held-out contexts; their median norm sets the limit of each layer."""
+        held, factor = self._read(self.bank.take(0, self.held_contexts, skip=0)), self.config.max_norm
+        for layer, (_, norms) in held.items():
+            self.limits[layer] = torch.inf if factor is None else factor * float(norms.median())
+        return {layer: x[norms <= self.limits[layer]][:wanted].float().cpu() for layer, (x, norms) in held.items()}
 
-    def _finished(self, number: int) -> Tensor:
-        """Block `number`; the next one is begun meanwhile."""
+    def block(self, number: int) -> Block:
+        """Block `number`; on a GPU the next one is begun."""
+        if self._block[0] != number:
+            self._block = (-1, {})  # its memory is wanted for the next but one
+            self._block = (number, self._finished(number))
+        return self._block[1]
+
+    def _finished(self, number: int) -> Block:
         if self._worker is None:
             return self._harvest(number)
         if self._ahead is not None and self._ahead[0] == number:
@@ -141,22 +160,31 @@ class HarvestStream:
             block = self._worker.submit(self._harvest, number).result()
         self._ahead = (number + 1, self._worker.submit(self._harvest, number + 1))
         # Its memory belongs to the harvest's own stream, which must not take it back while the trainer reads it.
-        block.record_stream(torch.cuda.current_stream(block.device))
+        for x in block.values():
+            x.record_stream(torch.cuda.current_stream(x.device))
         return block
 
-    def _harvest(self, number: int) -> Tensor:
-        """The shuffled activations [tokens, d] of block `number`."""
+    def _harvest(self, number: int) -> Block:
+        """The shuffled activations of block `number`."""
         tokens = self.bank.take(number * self.block_contexts, self.block_contexts, skip=self.held_contexts)
+        seeds = np.random.SeedSequence([self.seed % 2**63, number]).generate_state(1, np.uint64)
         with self._beside():
-            x = self._within(self._activations(tokens))
-            if not len(x):
-                raise UserError(f"max_norm = {self.config.max_norm}: leaves no token of block {number}; raise it")
-            seeds = np.random.SeedSequence([self.seed % 2**63, number]).generate_state(1, np.uint64)
-            order = torch.randperm(len(x), generator=torch.Generator().manual_seed(int(seeds[0]) >> 1))
-            wanted = self.block_batches * self.batch_size
-            # So many left out that the rest is too few: begin again with the first of them.
-            order = order.repeat(-(-wanted // len(x)))[:wanted]
-            return check_batch(x[order.to(x.device)], self.width, f"activations of layer {self.layer}, block {number}")
+            block, found = {}, self._read(tokens)
+            for layer in self.layers:
+                x, norms = found.pop(layer)
+                what = f"activations of layer {layer}, block {number}"
+                order = self._order((norms <= self.limits[layer]).nonzero().view(-1), int(seeds[0]) >> 1, what)
+                block[layer] = check_batch(x[order], self.model.width, what)
+            return block
+
+    def _order(self, usable: Tensor, seed: int, what: str) -> Tensor:
+        """Row numbers [n] -> as many as the block's batches take, shuffled."""
+        if not len(usable):
+            raise UserError(f"max_norm = {self.config.max_norm}: leaves no token of the {what}; raise it")
+        order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(seed))
+        wanted = self.block_batches * self.batch_size
+        # So many left out that the rest is too few: begin again with the first of them.
+        return usable[order.repeat(-(-wanted // len(usable)))[:wanted].to(usable.device)]
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -168,32 +196,57 @@ class HarvestStream:
             yield
         self._stream.synchronize()
 
-    def _activations(self, tokens: Tensor) -> Tensor:
-        """contexts [n, L] -> their activations [n * (L - skip_first), d], in order."""
-        parts = []
-        for part in tokens.split(self.config.contexts_at_once):
-            stream = self.model.activations(part.long(), [self.layer])[self.layer]
-            parts.append(stream[:, self.config.text.skip_first :].reshape(-1, self.width))
-        return torch.cat(parts)
+    def _read(self, tokens: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
+        """contexts [n, L] -> for each layer the activations [n * (L - skip_first), d], in order, and their norms."""
+        skip = self.config.text.skip_first
+        rows, each = len(tokens) * (tokens.shape[1] - skip), tokens.shape[1] - skip
+        place: dict[str, Any] = {"device": self.model.device}
+        found = {
+            layer: (
+                torch.empty(rows, self.model.width, dtype=self.model.dtype, **place),
+                torch.empty(rows, dtype=torch.float32, **place),
+            )
+            for layer in self.layers
+        }
+        for number, part in enumerate(tokens.split(self.at_once)):
+            first = number * self.at_once * each
+            for layer, stream in self.model.activations(part.long(), self.layers).items():
+                x, norms = found[layer]
+                new = stream[:, skip:].reshape(-1, self.model.width)
+                x[first : first + len(new)] = new
+                norms[first : first + len(new)] = new.float().norm(dim=1)
+        return found
 
-    def _within(self, x: Tensor) -> Tensor:
-        """x [n, d] without the tokens whose norm is above the limit."""
-        return x if self.limit == torch.inf else x[x.float().norm(dim=1) <= self.limit]
+
+class HarvestStream:
+    """One layer of a harvest: `batch(index)` [B, d], and held-out tokens that no batch contains."""
+
+    def __init__(self, harvest: Harvest, layer: int, text: str | None = None):
+        self.harvest, self.layer, self.text = harvest, layer, text
+        self.width, self.batch_size = harvest.model.width, harvest.batch_size
+        self.heldout, self.limit = harvest.heldout[layer], harvest.limits[layer]
+        self.memory = bytes_needed(harvest.model, harvest.config) // len(harvest.layers)
+        """Its share of what the harvest takes on the model's device."""
+
+    def batch(self, index: int) -> Tensor:
+        """Batch number `index` [B, d], in the model's dtype and on its device."""
+        number, place = divmod(index, self.harvest.block_batches)
+        return self.harvest.block(number)[self.layer][place * self.batch_size : (place + 1) * self.batch_size]
 
     @property
     def metadata(self) -> dict[str, Any]:
         """Where the activations come from, to be saved with each SAE; names as SAELens has them, and our own."""
-        text = self.config.text
+        model, text = self.harvest.model, self.harvest.config.text
         return {
-            "model_name": self.model.name,
-            "hook_name": self.model.saelens_hook_name(self.layer),
-            "hook_module": self.model.hook_name(self.layer),
+            "model_name": model.name,
+            "hook_name": model.saelens_hook_name(self.layer),
+            "hook_module": model.hook_name(self.layer),
             "layer": self.layer,
             "context_size": text.length,
             "prepend_bos": text.bos,
             "skip_first": text.skip_first,
             "text": self.text,
-            "heldout_contexts": self.held_contexts,
+            "heldout_contexts": self.harvest.held_contexts,
             "max_norm": self.limit if self.limit < torch.inf else None,
         }
 

@@ -47,6 +47,17 @@ class LanguageModel:
     def dtype(self) -> torch.dtype:
         return next(self.model.parameters()).dtype
 
+    @property
+    def bytes(self) -> int:
+        """What its weights take."""
+        return sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
+
+    def compile(self) -> None:
+        """Have torch compile the blocks: some seconds for each new shape of input, then faster; rounding differs."""
+        for block in self.blocks:
+            # The forward method, not the module: hooks stay outside of what is compiled.
+            block.forward = torch.compile(block.forward, dynamic=False)
+
     def hook_name(self, layer: int) -> str:
         """The block's path in the model, such as `gpt_neox.layers.6`."""
         return f"{self.path}.{self.check_layer(layer)}"

@@ -1,3 +1,4 @@
+import shutil
 from collections import Counter
 
 import pytest
@@ -5,13 +6,13 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae.data.contexts import TextConfig
-from sampled_sae.data.harvest import SPARE, HarvestConfig, HarvestStream
+from sampled_sae.data.harvest import SPARE, HarvestConfig, HarvestStream, bytes_needed, open_harvest
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.data.stream import open_stream
 from tests.data.tiny_models import CONTEXT, LAYERS, WIDTH, make_model, make_tokenizer
 
 TEXT = TextConfig(length=20, skip_first=8)  # behind eight others, no two tokens look the same
-CONFIG = HarvestConfig(1, TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=None)
+CONFIG = HarvestConfig((1,), TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=None)
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +28,9 @@ def documents(count: int = 60):
 
 
 def stream(model, config=CONFIG, count=60, **options) -> HarvestStream:
-    return HarvestStream(
-        model, documents(count), config, **{"batch_size": 30, "heldout_tokens": 40, "seed": 0} | options
-    )
+    settings = {"batch_size": 30, "heldout_tokens": 40, "seed": 0} | options
+    [found] = open_harvest(model, documents(count), config, **settings).values()
+    return found
 
 
 def rows(x: torch.Tensor) -> Counter[bytes]:
@@ -38,10 +39,14 @@ def rows(x: torch.Tensor) -> Counter[bytes]:
 
 def test_batches_are_the_models_activations_without_the_first_positions(model):
     s = stream(model)
-    assert s.held_contexts == 4 and s.block_contexts == 20 and s.block_batches == int(20 * 12 * (1 - SPARE)) // 30
-    tokens = s.bank.take(0, 20, skip=4)
+    assert (
+        s.harvest.held_contexts == 4
+        and s.harvest.block_contexts == 20
+        and s.harvest.block_batches == int(20 * 12 * (1 - SPARE)) // 30
+    )
+    tokens = s.harvest.bank.take(0, 20, skip=4)
     truth = rows(model.activations(tokens.long(), [1])[1][:, 8:].reshape(-1, WIDTH))
-    given = [s.batch(i) for i in range(s.block_batches)]
+    given = [s.batch(i) for i in range(s.harvest.block_batches)]
     assert all(b.shape == (30, WIDTH) for b in given)
     block = rows(torch.cat(given))
     assert block <= truth
@@ -50,7 +55,7 @@ def test_batches_are_the_models_activations_without_the_first_positions(model):
 
 @pytest.mark.parametrize("at_once", [1, 7, 50])
 def test_batches_do_not_depend_on_how_many_contexts_go_through_the_model(model, at_once):
-    other = HarvestConfig(1, TEXT, buffer_tokens=400, contexts_at_once=at_once, max_norm=None)
+    other = HarvestConfig((1,), TEXT, buffer_tokens=400, contexts_at_once=at_once, max_norm=None)
     a, b = stream(model), stream(model, other)
     for index in range(30):
         torch.testing.assert_close(a.batch(index), b.batch(index), rtol=1e-4, atol=1e-4)
@@ -67,7 +72,7 @@ def test_a_batch_follows_from_its_number_and_the_seed(model):
 
 def test_a_block_mixes_documents(model):
     s = stream(model)
-    tokens = s.bank.take(0, 20, skip=4)
+    tokens = s.harvest.bank.take(0, 20, skip=4)
     where = {
         row.numpy().tobytes(): n for n, x in enumerate(model.activations(tokens.long(), [1])[1][:, 8:]) for row in x
     }
@@ -77,9 +82,11 @@ def test_a_block_mixes_documents(model):
 
 def test_a_short_text_begins_again_in_another_order(model):
     s = stream(model, count=12, heldout_tokens=400)
-    total = s.bank.has(10**6)
-    blocks = [torch.cat([s.batch(b * s.block_batches + i) for i in range(s.block_batches)]) for b in range(3)]
-    assert s.held_contexts == max(1, total // 10)
+    total = s.harvest.bank.has(10**6)
+    blocks = [
+        torch.cat([s.batch(b * s.harvest.block_batches + i) for i in range(s.harvest.block_batches)]) for b in range(3)
+    ]
+    assert s.harvest.held_contexts == max(1, total // 10)
     assert len(rows(torch.cat(blocks))) < sum(map(len, blocks))
     assert not torch.equal(blocks[0], blocks[1])
     assert not rows(s.heldout) & rows(torch.cat(blocks))
@@ -88,13 +95,54 @@ def test_a_short_text_begins_again_in_another_order(model):
 def test_tokens_of_high_norm_are_left_out(model):
     every = stream(model)
     norms = torch.cat([every.batch(i) for i in range(20)]).norm(dim=1)
-    config = HarvestConfig(1, TEXT, buffer_tokens=400, max_norm=1.05)
+    config = HarvestConfig((1,), TEXT, buffer_tokens=400, max_norm=1.05)
     s = stream(model, config)
     assert s.limit < float(norms.max())
     x = torch.cat([s.batch(i) for i in range(20)])
     assert float(x.norm(dim=1).max()) <= s.limit
     assert float(s.heldout.norm(dim=1).max()) <= s.limit
     assert s.metadata["max_norm"] == s.limit
+
+
+def test_a_layer_is_the_same_alone_and_with_others(model):
+    config = HarvestConfig((2, 0, 1), TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=1.05)
+    together = open_harvest(model, documents(), config, batch_size=30, heldout_tokens=40)
+    assert list(together) == [2, 0, 1]
+    for layer, found in together.items():
+        alone = stream(model, HarvestConfig((layer,), TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=1.05))
+        assert torch.equal(found.heldout, alone.heldout) and found.limit == alone.limit
+        assert found.metadata == alone.metadata
+        for index in (0, 5, 9):
+            assert torch.equal(found.batch(index), alone.batch(index))
+
+
+def test_layers_train_together_and_catch_up(model, tmp_path):
+    config = HarvestConfig((0, 1), TEXT, buffer_tokens=400, max_norm=None)
+
+    def both():
+        return open_harvest(model, documents(), config, batch_size=30, heldout_tokens=40)
+
+    common = {"steps": 30, "batch_size": 30, "progress": False, "device": "cpu", "checkpoint_every": 10}
+    whole = ss.train_layers(both(), ss.batchtopk(64, 4), **common)
+    streams = both()
+    given = streams[1].batch
+    # Layer 1 breaks down before its second checkpoint is written, when layer 0 has one more step.
+    streams[1].batch = lambda index: given(index) if index < 20 else 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        ss.train_layers(streams, ss.batchtopk(64, 4), out=tmp_path, **common)
+    newest = max((tmp_path / "layer-1" / "checkpoints").iterdir())
+    shutil.rmtree(newest) if newest.is_dir() else newest.unlink()
+    resumed = ss.train_layers(both(), ss.batchtopk(64, 4), out=tmp_path, resume=True, **common)
+    for layer in (0, 1):
+        for a, b in zip(whole[layer][0].parameters(), resumed[layer][0].parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_what_it_takes_is_told_beforehand(model):
+    small = bytes_needed(model, CONFIG)
+    assert small >= 2 * 400 * WIDTH * 4
+    assert bytes_needed(model, HarvestConfig((0, 1), TEXT, buffer_tokens=4000, contexts_at_once=3)) > 5 * small
+    assert stream(model).memory == small
 
 
 def test_training_on_a_harvest_resumes_to_the_same_weights(model, tmp_path):
@@ -110,7 +158,7 @@ def test_training_on_a_harvest_resumes_to_the_same_weights(model, tmp_path):
                 raise RuntimeError("power cut")
             return super().batch(index)
 
-    broken = Broken(model, documents(), CONFIG, batch_size=30, heldout_tokens=40)
+    broken = Broken(stream(model).harvest, 1)
     with pytest.raises(RuntimeError):
         ss.train(broken, config, out=tmp_path / "run", **common)
     (resumed,) = ss.train(stream(model), config, out=tmp_path / "run", resume=True, **common)
@@ -122,14 +170,16 @@ def test_training_on_a_harvest_resumes_to_the_same_weights(model, tmp_path):
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda m: stream(m, HarvestConfig(LAYERS, TEXT, 400)), f"layer = {LAYERS}: tiny has {LAYERS} layers"),
-        (lambda m: HarvestStream(m, iter(["the " * 15]), CONFIG, batch_size=30), "text holds .* two are needed"),
+        (lambda m: stream(m, HarvestConfig((LAYERS,), TEXT, 400)), f"layer = {LAYERS}: tiny has {LAYERS} layers"),
+        (lambda m: open_harvest(m, iter(["the " * 15]), CONFIG, batch_size=30), "text holds .* two are needed"),
         (lambda m: stream(m, batch_size=5000), "batch_size = 5000: a block of buffer_tokens"),
-        (lambda m: HarvestConfig(1, TEXT, buffer_tokens=10), "buffer_tokens = 10: must hold at least one context"),
-        (lambda m: HarvestConfig(1, TEXT, max_norm=0), "max_norm = 0.0: must be positive"),
-        (lambda m: HarvestConfig(1, TEXT, contexts_at_once=0), "contexts_at_once = 0"),
+        (lambda m: HarvestConfig((1,), TEXT, buffer_tokens=10), "buffer_tokens = 10: must hold at least one context"),
+        (lambda m: HarvestConfig((), TEXT), r"layers = \(\): must name at least one layer"),
+        (lambda m: HarvestConfig((1, 1), TEXT), r"layers = \(1, 1\): must name .* each once"),
+        (lambda m: HarvestConfig((1,), TEXT, max_norm=0), "max_norm = 0.0: must be positive"),
+        (lambda m: HarvestConfig((1,), TEXT, contexts_at_once=0), "contexts_at_once = 0"),
         (
-            lambda m: stream(m, HarvestConfig(1, TextConfig(CONTEXT + 1), 400)),
+            lambda m: stream(m, HarvestConfig((1,), TextConfig(CONTEXT + 1), 400)),
             "tiny reads at most",
         ),
         (lambda m: open_stream(stream(m), 31, 0, 0), "batch_size = 31: the stream of activations gives batches of 30"),
