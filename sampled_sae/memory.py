@@ -66,9 +66,7 @@ def _fast_working(config: SAEConfig, d: int, batch_size: int) -> int:
 def available(device: torch.device) -> int | None:
     """Free bytes on the device; none where it cannot be known."""
     if device.type == "cuda":
-        # What torch holds but does not use is free to us as well.
-        spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + spare
+        return _gpu_free(device)
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -76,6 +74,15 @@ def available(device: torch.device) -> int | None:
         return None
     limited = _cgroup_free()
     return free if limited is None else min(free, limited)
+
+
+def _gpu_free(device: torch.device) -> int:
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    if hasattr(torch.cuda, "get_per_process_memory_fraction"):  # who shares a GPU may have set a limit
+        free = min(free, int(torch.cuda.get_per_process_memory_fraction(device) * total) - reserved)
+    # What torch holds but does not use is free to us as well.
+    return free + reserved - torch.cuda.memory_allocated(device)
 
 
 def _cgroup_free() -> int | None:

@@ -7,7 +7,7 @@ a token. `CoreConfig` says what is left out and where the reconstruction is put 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
@@ -64,9 +64,17 @@ def evaluate_core(
 
 @torch.no_grad()
 def evaluate_core_many(
-    saes: Sequence[SAE], model: LanguageModel, layer: int, contexts: Tensor, settings: CoreConfig | None = None
+    saes: Sequence[SAE],
+    model: LanguageModel,
+    layer: int,
+    contexts: Tensor,
+    settings: CoreConfig | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[CoreResult]:
-    """The same for several SAEs of one layer, in their order: the model's own passes and ablations are shared."""
+    """The same for several SAEs of one layer, in their order: the model's own passes and ablations are shared.
+
+    `progress` is told how many contexts are done, and of how many.
+    """
     settings = settings or CoreConfig()
     layer = model.check_layer(layer)
     _check(saes, model, contexts)
@@ -74,7 +82,7 @@ def evaluate_core_many(
     contexts = contexts.long().cpu()
     runs = [_Run(sae, contexts, settings) for sae in saes]
     try:
-        return _measure(runs, model, layer, contexts, settings)
+        return _measure(runs, model, layer, contexts, settings, progress or (lambda done, total: None))
     except torch.cuda.OutOfMemoryError:
         raise UserError(
             f"contexts_at_once = {settings.contexts_at_once}, tokens_at_once = {settings.tokens_at_once}, "
@@ -151,7 +159,12 @@ class _Sums:
 
 
 def _measure(
-    runs: list[_Run], model: LanguageModel, layer: int, contexts: Tensor, settings: CoreConfig
+    runs: list[_Run],
+    model: LanguageModel,
+    layer: int,
+    contexts: Tensor,
+    settings: CoreConfig,
+    progress: Callable[[int, int], None],
 ) -> list[CoreResult]:
     found = survey(model, layer, contexts, settings)
     reconstructed, ablated = _places(found, settings)
@@ -172,6 +185,7 @@ def _measure(
                 run.loss.put(rows, sums)
         if cuts:
             _cut(cuts, mixed, rows, reading, found, settings)
+        progress(int(rows[-1]) + 1, len(contexts))
     for x, context in mixed.finish():
         _cut_batch(cuts, x, context, found, settings)
     return [run.result(layer, found, shared) for run in runs]

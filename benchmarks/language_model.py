@@ -1,0 +1,218 @@
+"""Members of the family on one layer of a language model: each at its own best learning rate, on the same tokens.
+
+python benchmarks/language_model.py tune --model MODEL --text TEXT --out DIR     # short runs at several rates
+python benchmarks/language_model.py full --model MODEL --text TEXT --heldout TEXT --out DIR
+python benchmarks/language_model.py seeds --model MODEL --text TEXT --heldout TEXT --out DIR
+
+`tune` trains everybody for an eighth of the tokens at each rate. `full` trains everybody for all of them at the best of
+these rates and at half of it, and measures all on other text. `seeds` trains BatchTopK and the best other twice more.
+Each leaves a JSON file in DIR; SAEs are saved there too with --keep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sampled_sae as ss
+from sampled_sae.config import to_dict
+from sampled_sae.data.contexts import TextConfig, contexts
+from sampled_sae.data.harvest import HarvestConfig, HarvestStream, open_harvest
+from sampled_sae.data.layers import LanguageModel
+from sampled_sae.data.models import load_model
+from sampled_sae.data.text import documents
+from sampled_sae.evals.core import evaluate_core_many
+from sampled_sae.evals.core_config import CoreConfig
+from sampled_sae.evals.reconstruction import by_threshold
+from sampled_sae.learner import Learner
+from sampled_sae.pool_config import Multiplier, PoolConfig, Released
+from sampled_sae.provenance import git_commit, versions
+
+RATES = (3e-4, 6e-4, 1.2e-3, 2.4e-3)
+
+
+def members(m: int, k: int) -> dict[str, ss.SAEConfig]:
+    """Who is compared, by name."""
+    found = {"BatchTopK": ss.batchtopk(m, k)}
+    for score, ls in (("l2", (5, 30, 100)), ("entropy", (3, 30, 100)), ("uniform", (4, 100))):
+        found |= {f"{score}, l = {l}": ss.sampled(m, k, score, l) for l in ls}
+    for share in (0.25, 0.5):
+        found[f"uniform {share:.0%}, released at 70%"] = ss.released(m, k, "uniform", share)
+    for score in ("l2", "entropy"):
+        pool = PoolConfig(score=score, size=Multiplier(30), schedule=Released(0.7))
+        found[f"{score}, l = 30, released at 70%"] = ss.SAEConfig(m, k, pool=pool)
+    found["TopK for 70%, then BatchTopK"] = ss.topk_then_batchtopk(m, k)
+    return found
+
+
+def at(config: ss.SAEConfig, rate: float, seed: int = 0) -> ss.SAEConfig:
+    return replace(config, optimizer=replace(config.optimizer, lr=rate), seed=seed, name=None)
+
+
+class Stopwatch:
+    """Milliseconds of one SAE's step, from every fiftieth of them."""
+
+    def __init__(self) -> None:
+        self.marks: dict[int, list[tuple[Any, Any]]] = {}
+        self.step = Learner.step
+
+    def __enter__(self) -> Stopwatch:
+        watch, step = self, self.step
+
+        def timed(learner: Learner, x: torch.Tensor, number: int, measure: bool = True) -> Any:
+            if number % 50 != 25 or x.device.type != "cuda":
+                return step(learner, x, number, measure)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            found = step(learner, x, number, measure)
+            end.record()
+            watch.marks.setdefault(id(learner.config), []).append((begin, end))
+            return found
+
+        Learner.step = timed  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        Learner.step = self.step  # type: ignore[method-assign]
+
+    def milliseconds(self, config: ss.SAEConfig) -> float | None:
+        """The mean; with the harvest beside it, which takes its share of the GPU."""
+        pairs = self.marks.get(id(config))
+        return sum(a.elapsed_time(b) for a, b in pairs) / len(pairs) if pairs else None
+
+
+class Setting:
+    """Model, text and sizes, as the command line gives them."""
+
+    def __init__(self, a: argparse.Namespace):
+        self.a = a
+        cuda = torch.cuda.is_available()
+        self.device = torch.device("cuda" if cuda else "cpu")
+        self.model: LanguageModel = load_model(a.model, self.device, torch.bfloat16 if cuda else torch.float32)
+        self.text = TextConfig(length=a.context)
+
+    def stream(self) -> HarvestStream:
+        harvest = HarvestConfig((self.a.layer,), self.text, buffer_tokens=self.a.buffer)
+        read = documents(self.a.text)
+        return open_harvest(self.model, read, harvest, batch_size=self.a.batch, heldout_tokens=self.a.calibration)[
+            self.a.layer
+        ]
+
+    def train(self, configs: list[ss.SAEConfig], tokens: int) -> tuple[list[ss.SAE], dict[str, Any]]:
+        """All of them on one stream; what it took."""
+        steps, stream, begin = tokens // self.a.batch, self.stream(), time.perf_counter()
+        opened = time.perf_counter() - begin
+        with Stopwatch() as watch:
+            saes = ss.train(stream, configs, steps=steps, batch_size=self.a.batch, device=self.device)
+        seconds = time.perf_counter() - begin
+        self.heldout = stream.heldout.to(self.device)
+        each = [watch.milliseconds(sae.config) for sae in saes if sae.config]
+        return saes, {"seconds": seconds, "open_seconds": opened, "steps": steps, "ms_a_step": each}
+
+    def measure(self, saes: list[ss.SAE]) -> list[dict[str, Any]]:
+        """The core evaluation on other text."""
+        source = contexts(documents(self.a.heldout), self.model.tokenizer, self.text)
+        tokens = torch.stack(list(islice(source, self.a.contexts)))
+        settings = CoreConfig(put_in="normal", contexts_at_once=16, tokens_at_once=4096)
+        return [r.to_dict() for r in evaluate_core_many(saes, self.model, self.a.layer, tokens, settings)]
+
+
+def rows(names: list[str], saes: list[ss.SAE], took: dict[str, Any], results: list[dict[str, Any]]) -> list[Any]:
+    """One line of the table for each SAE."""
+    lines = []
+    for name, sae, ms, result in zip(names, saes, took["ms_a_step"], results, strict=True):
+        assert sae.config is not None
+        training = sae.metadata["training"]
+        line = {"name": name, "lr": sae.config.optimizer.lr, "seed": sae.config.seed, "dead": training["dead"]}
+        line |= {"ever_pooled": training["ever_pooled"], "path": training["path"], "ms_a_step": ms}
+        line["seconds"] = None if ms is None else ms * took["steps"] / 1e3
+        lines.append(line | {"config": to_dict(sae.config), "core": result})
+    return lines
+
+
+def tune(s: Setting) -> dict[str, Any]:
+    """An eighth of the tokens at each rate: FVU by threshold on held-out tokens."""
+    a = s.a
+    pairs = [(name, rate) for name in members(a.m, a.k) for rate in RATES]
+    saes, took = s.train([at(members(a.m, a.k)[name], rate) for name, rate in pairs], a.tokens // 8)
+    lines = [
+        {"name": name, "lr": rate, "fvu": 1 - by_threshold(sae, s.heldout).fve}
+        for (name, rate), sae in zip(pairs, saes, strict=True)
+    ]
+    best = {n: min((li for li in lines if li["name"] == n), key=lambda li: li["fvu"])["lr"] for n in members(a.m, a.k)}
+    return {"took": took, "runs": lines, "best": best}
+
+
+def full(s: Setting) -> dict[str, Any]:
+    """Everybody at the best rate of the short runs, and at half of it."""
+    a, best = s.a, json.loads((s.a.out / "tune.json").read_text())["best"]
+    listed = members(a.m, a.k)
+    pairs = [(name, rate) for name in listed for rate in (best[name], best[name] / 2)]
+    return whole(s, [name for name, _ in pairs], [at(listed[name], rate) for name, rate in pairs])
+
+
+def seeds(s: Setting) -> dict[str, Any]:
+    """BatchTopK and the best of the others twice more, each at its best rate."""
+    runs = json.loads((s.a.out / "full.json").read_text())["runs"]
+
+    def fvu(line: dict[str, Any]) -> float:
+        return line["core"]["normal"]["fvu"]["value"]
+
+    first = min((li for li in runs if li["name"] == "BatchTopK"), key=fvu)
+    other = min((li for li in runs if li["name"] != "BatchTopK"), key=fvu)
+    listed = members(s.a.m, s.a.k)
+    pairs = [(line, seed) for line in (first, other) for seed in (1, 2)]
+    configs = [at(listed[line["name"]], line["lr"], seed) for line, seed in pairs]
+    return whole(s, [line["name"] for line, _ in pairs], configs)
+
+
+def whole(s: Setting, names: list[str], configs: list[ss.SAEConfig]) -> dict[str, Any]:
+    saes, took = s.train(configs, s.a.tokens)
+    begin = time.perf_counter()
+    results = s.measure(saes)
+    took["measure_seconds"] = time.perf_counter() - begin
+    if s.a.keep:
+        for sae in saes:
+            assert sae.config is not None
+            sae.save(s.a.keep / f"{sae.config.name}-lr{sae.config.optimizer.lr:g}")
+    return {"took": took, "runs": rows(names, saes, took, results)}
+
+
+PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {"tune": tune, "full": full, "seeds": seeds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--heldout", help="text to measure on")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--keep", type=Path, help="folder for the SAEs")
+    sizes = {"layer": 12, "context": 512, "m": 65_536, "k": 60, "batch": 4096, "tokens": 25_000_000}
+    for name, default in (sizes | {"buffer": 2**19, "calibration": 65_536, "contexts": 128}).items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    a = parser.parse_args()
+    a.out.mkdir(parents=True, exist_ok=True)
+    setting = Setting(a)
+    for part in a.parts:
+        found = PARTS[part](setting)
+        where = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        origin = {"versions": versions(), "git_commit": git_commit(), "device": where}
+        about = {
+            "settings": {key: str(value) for key, value in vars(a).items() if key not in ("out", "keep")},
+            **origin,
+        }
+        (a.out / f"{part}.json").write_text(json.dumps(about | found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""From a model's name to a measured SAE: what the whole of it takes, and where the time goes.
+
+python benchmarks/whole_command.py --model MODEL --text TEXT --heldout TEXT --out FOLDER
+
+Does what `sampled-sae train` and `sampled-sae eval` do for one BatchTopK SAE, with a clock around each part. Harvest
+and steps are timed alone too, on part of the tokens, for they run side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+CLOCK: dict[str, float] = {}
+
+
+@contextmanager
+def clock(name: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    yield
+    CLOCK[name] = time.perf_counter() - begin
+    print(f"{name}: {CLOCK[name]:.2f} s", flush=True)
+
+
+with clock("import"):
+    import torch
+
+    import sampled_sae as ss
+    from sampled_sae.data.contexts import TextConfig, contexts
+    from sampled_sae.data.harvest import HarvestConfig, open_harvest
+    from sampled_sae.data.models import load_model
+    from sampled_sae.data.text import documents
+    from sampled_sae.evals.core import evaluate_core
+    from sampled_sae.evals.core_config import CoreConfig
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--text", default="stdlib")
+    parser.add_argument("--heldout", default="stdlib")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--out", type=Path, required=True)
+    sizes = {"layer": 12, "context": 512, "m": 65_536, "k": 60, "batch": 4096, "tokens": 25_000_000, "contexts": 64}
+    for name, default in (sizes | {"buffer": 2**19, "checkpoint": 1000}).items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    a = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
+    begin = time.perf_counter()
+    with clock("load the model"):
+        model = load_model(a.model, device, dtype)
+        if a.compile:
+            model.compile()
+    text = TextConfig(length=a.context)
+    with clock("tokenize and hold out"):
+        settings = HarvestConfig((a.layer,), text, buffer_tokens=a.buffer)
+        stream = open_harvest(model, documents(a.text), settings, batch_size=a.batch)[a.layer]
+    config = ss.batchtopk(a.m, a.k, optimizer=ss.OptimizerConfig(lr=1.2e-3))
+    common = {"batch_size": a.batch, "device": device, "checkpoint_every": a.checkpoint}
+    with clock("harvest, train, calibrate, save"):
+        (sae,) = ss.train(stream, config, steps=a.tokens // a.batch, out=a.out / "run", **common)
+    with clock("measure"):
+        tokens = torch.stack(list(islice(contexts(documents(a.heldout), model.tokenizer, text), a.contexts)))
+        how = CoreConfig(put_in="normal", contexts_at_once=16)
+        result = evaluate_core(sae, model, a.layer, tokens, how)
+    CLOCK["all"] = time.perf_counter() - begin + CLOCK["import"]
+    print(f"FVU {result.normal.fvu.value:.4f}, all of it {CLOCK['all']:.1f} s", flush=True)
+    fresh = open_harvest(model, documents(a.text), settings, batch_size=a.batch)[a.layer]
+    blocks, size = 6, fresh.harvest.block_batches
+    with clock(f"harvest alone, {blocks * size} batches"):
+        for block in range(blocks):
+            x = fresh.batch(block * size).float()
+        if cuda:
+            torch.cuda.synchronize()
+    block = torch.cat([fresh.batch((blocks - 1) * size + i) for i in range(size)])
+    with clock(f"steps alone, {blocks * size}"):
+        ss.train(block, config, steps=blocks * size, progress=False, heldout=x[:512], **common)
+    found = {"settings": {k: str(v) for k, v in vars(a).items() if k != "out"}, "seconds": CLOCK}
+    found |= {"fvu": result.normal.fvu.value, "device": torch.cuda.get_device_name() if cuda else "cpu"}
+    (a.out / "whole_command.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

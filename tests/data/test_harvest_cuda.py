@@ -1,0 +1,56 @@
+"""What only a GPU shows of a harvest: the next block is collected beside the training. Skipped without one."""
+
+import pytest
+import torch
+
+import sampled_sae as ss
+from sampled_sae.data.contexts import TextConfig
+from sampled_sae.data.harvest import HarvestConfig, open_harvest
+from sampled_sae.data.layers import LanguageModel
+from tests.data.test_harvest import documents
+from tests.data.tiny_models import make_model, make_tokenizer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+CONFIG = HarvestConfig((0, 2), TextConfig(length=20), buffer_tokens=400, contexts_at_once=7)
+SETTINGS = {"batch_size": 32, "heldout_tokens": 40}
+
+
+def model(device: str) -> LanguageModel:
+    return LanguageModel(make_model("llama").to(device), make_tokenizer(), "tiny")
+
+
+def test_batches_are_those_of_a_cpu():
+    here, there = (open_harvest(model(d), documents(), CONFIG, **SETTINGS) for d in ("cuda", "cpu"))
+    for layer in CONFIG.layers:
+        for index in (0, 1, 11, 12, 13, 30, 31):
+            torch.testing.assert_close(here[layer].batch(index).cpu(), there[layer].batch(index), rtol=1e-3, atol=1e-3)
+
+
+def test_training_beside_the_harvest_is_deterministic_and_resumes(tmp_path):
+    lm, config = model("cuda"), ss.batchtopk(256, 4)
+    common = {"steps": 90, "batch_size": 32, "device": "cuda", "progress": False, "checkpoint_every": 20}
+
+    def streams():
+        return open_harvest(lm, documents(), CONFIG, **SETTINGS)
+
+    whole = ss.train_layers(streams(), config, **common)
+    broken = streams()
+    given = broken[2].batch
+    broken[2].batch = lambda index: given(index) if index < 50 else 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        ss.train_layers(broken, config, out=tmp_path, **common)
+    resumed = ss.train_layers(streams(), config, out=tmp_path, resume=True, **common)
+    for layer in CONFIG.layers:
+        for a, b in zip(whole[layer][0].parameters(), resumed[layer][0].parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_compiled_model_gives_the_same_but_for_rounding():
+    lm = model("cuda")
+    tokens = torch.randint(0, lm.vocabulary, (5, 20), generator=torch.Generator().manual_seed(0))
+    before = lm.activations(tokens, [0, 2])
+    lm.compile()
+    after = lm.activations(tokens, [0, 2])
+    for layer in (0, 2):
+        torch.testing.assert_close(after[layer], before[layer], rtol=1e-3, atol=1e-3)
