@@ -77,10 +77,11 @@ def available(device: torch.device) -> int | None:
 
 
 def _gpu_free(device: torch.device) -> int:
-    free, total = torch.cuda.mem_get_info(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    free, total = torch.cuda.mem_get_info(index)
     reserved = torch.cuda.memory_reserved(device)
     if hasattr(torch.cuda, "get_per_process_memory_fraction"):  # who shares a GPU may have set a limit
-        free = min(free, int(torch.cuda.get_per_process_memory_fraction(device) * total) - reserved)
+        free = min(free, int(torch.cuda.get_per_process_memory_fraction(index) * total) - reserved)
     # What torch holds but does not use is free to us as well.
     return free + reserved - torch.cuda.memory_allocated(device)
 
