@@ -1,12 +1,11 @@
 """Members of the family on one layer of a language model: each at its own best learning rate, on the same tokens.
 
-python benchmarks/language_model.py tune --model MODEL --text TEXT --out DIR     # short runs at several rates
-python benchmarks/language_model.py full --model MODEL --text TEXT --heldout TEXT --out DIR
-python benchmarks/language_model.py seeds --model MODEL --text TEXT --heldout TEXT --out DIR
+python benchmarks/language_model.py tune rates full seeds --model MODEL --text TEXT --heldout TEXT --out DIR
 
-`tune` trains everybody for an eighth of the tokens at each rate. `full` trains everybody for all of them at the best of
-these rates and at half of it, and measures all on other text. `seeds` trains BatchTopK and the best other twice more.
-Each leaves a JSON file in DIR; SAEs are saved there too with --keep.
+`tune` trains everybody for an eighth of the tokens at each of RATES. `rates` trains the CONTENDERS for all tokens at
+the best of these, at a half and at a quarter of it: short runs like higher rates than long ones. `full` trains the
+others at the share of their best short rate that served most contenders best. `seeds` trains BatchTopK and the best
+other twice more. Each part leaves a JSON file in DIR and reads those before it; with --keep the SAEs are saved.
 """
 
 from __future__ import annotations
@@ -37,6 +36,8 @@ from sampled_sae.pool_config import Multiplier, PoolConfig, Released
 from sampled_sae.provenance import git_commit, versions
 
 RATES = (3e-4, 6e-4, 1.2e-3, 2.4e-3)
+CONTENDERS = ("BatchTopK", "uniform 50%, released at 70%", "TopK for 70%, then BatchTopK")
+SHARES = (1.0, 0.5, 0.25)
 
 
 def members(m: int, k: int) -> dict[str, ss.SAEConfig]:
@@ -114,6 +115,10 @@ class Setting:
             saes = ss.train(stream, configs, steps=steps, batch_size=self.a.batch, device=self.device)
         seconds = time.perf_counter() - begin
         self.heldout = stream.heldout.to(self.device)
+        # Of the last block, what was trained on: memory of these tokens would show here.
+        self.trained = torch.cat(
+            [stream.batch(steps - 1 - i) for i in range(min(16, (steps - 1) % stream.harvest.block_batches + 1))]
+        )
         each = [watch.milliseconds(sae.config) for sae in saes if sae.config]
         return saes, {"seconds": seconds, "open_seconds": opened, "steps": steps, "ms_a_step": each}
 
@@ -125,15 +130,17 @@ class Setting:
         return [r.to_dict() for r in evaluate_core_many(saes, self.model, self.a.layer, tokens, settings)]
 
 
-def rows(names: list[str], saes: list[ss.SAE], took: dict[str, Any], results: list[dict[str, Any]]) -> list[Any]:
+def rows(s: Setting, names: list[str], saes: list[ss.SAE], took: dict[str, Any]) -> list[dict[str, Any]]:
     """One line of the table for each SAE."""
-    lines = []
+    lines, results = [], s.measure(saes)
     for name, sae, ms, result in zip(names, saes, took["ms_a_step"], results, strict=True):
         assert sae.config is not None
         training = sae.metadata["training"]
         line = {"name": name, "lr": sae.config.optimizer.lr, "seed": sae.config.seed, "dead": training["dead"]}
         line |= {"ever_pooled": training["ever_pooled"], "path": training["path"], "ms_a_step": ms}
         line["seconds"] = None if ms is None else ms * took["steps"] / 1e3
+        for where, x in (("heldout", s.heldout), ("trained", s.trained)):
+            line[f"fvu_{where}"] = 1 - by_threshold(sae, x.float()).fve
         lines.append(line | {"config": to_dict(sae.config), "core": result})
     return lines
 
@@ -151,42 +158,60 @@ def tune(s: Setting) -> dict[str, Any]:
     return {"took": took, "runs": lines, "best": best}
 
 
+def rates(s: Setting) -> dict[str, Any]:
+    """The contenders at their best short rate, half and a quarter of it; which share served each best."""
+    best, listed = read(s, "tune")["best"], members(s.a.m, s.a.k)
+    pairs = [(name, share) for name in CONTENDERS for share in SHARES]
+    configs = [at(listed[name], share * best[name]) for name, share in pairs]
+    found = whole(s, [name for name, _ in pairs], configs)
+    scored = [(name, share, fvu(line)) for (name, share), line in zip(pairs, found["runs"], strict=True)]
+    shares = {n: min((x for x in scored if x[0] == n), key=lambda x: x[2])[1] for n in CONTENDERS}
+    return found | {"best_share": shares}
+
+
 def full(s: Setting) -> dict[str, Any]:
-    """Everybody at the best rate of the short runs, and at half of it."""
-    a, best = s.a, json.loads((s.a.out / "tune.json").read_text())["best"]
-    listed = members(a.m, a.k)
-    pairs = [(name, rate) for name in listed for rate in (best[name], best[name] / 2)]
-    return whole(s, [name for name, _ in pairs], [at(listed[name], rate) for name, rate in pairs])
+    """The others, at the share of their best short rate that most contenders had."""
+    best, listed = read(s, "tune")["best"], members(s.a.m, s.a.k)
+    shares = list(read(s, "rates")["best_share"].values())
+    share = max(shares, key=shares.count)
+    names = [name for name in listed if name not in CONTENDERS]
+    return {"share": share} | whole(s, names, [at(listed[name], share * best[name]) for name in names])
 
 
 def seeds(s: Setting) -> dict[str, Any]:
     """BatchTopK and the best of the others twice more, each at its best rate."""
-    runs = json.loads((s.a.out / "full.json").read_text())["runs"]
-
-    def fvu(line: dict[str, Any]) -> float:
-        return line["core"]["normal"]["fvu"]["value"]
-
-    first = min((li for li in runs if li["name"] == "BatchTopK"), key=fvu)
-    other = min((li for li in runs if li["name"] != "BatchTopK"), key=fvu)
+    runs = read(s, "rates")["runs"] + read(s, "full")["runs"]
+    first = min((line for line in runs if line["name"] == "BatchTopK"), key=fvu)
+    other = min((line for line in runs if line["name"] != "BatchTopK"), key=fvu)
     listed = members(s.a.m, s.a.k)
     pairs = [(line, seed) for line in (first, other) for seed in (1, 2)]
     configs = [at(listed[line["name"]], line["lr"], seed) for line, seed in pairs]
     return whole(s, [line["name"] for line, _ in pairs], configs)
 
 
+def read(s: Setting, part: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((s.a.out / f"{part}.json").read_text())
+    return found
+
+
+def fvu(line: dict[str, Any]) -> float:
+    value: float = line["core"]["normal"]["fvu"]["value"]
+    return value
+
+
 def whole(s: Setting, names: list[str], configs: list[ss.SAEConfig]) -> dict[str, Any]:
     saes, took = s.train(configs, s.a.tokens)
     begin = time.perf_counter()
-    results = s.measure(saes)
+    lines = rows(s, names, saes, took)
     took["measure_seconds"] = time.perf_counter() - begin
     if s.a.keep:
         for sae in saes:
             assert sae.config is not None
             sae.save(s.a.keep / f"{sae.config.name}-lr{sae.config.optimizer.lr:g}")
-    return {"took": took, "runs": rows(names, saes, took, results)}
+    return {"took": took, "runs": lines}
 
 
-PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {"tune": tune, "full": full, "seeds": seeds}
+PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {"tune": tune, "rates": rates, "full": full, "seeds": seeds}
 
 
 def main() -> None:
