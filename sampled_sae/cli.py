@@ -1,4 +1,4 @@
-"""The command line: `sampled-sae train | cache | eval | synthetic | merge`."""
+"""The command line: `sampled-sae train | cache | eval | compare | report | synthetic | merge`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from sampled_sae.cli_compare import Compare
 from sampled_sae.cli_eval import Eval
+from sampled_sae.cli_report import Report
 from sampled_sae.cli_source import Cache
 from sampled_sae.cli_train import Train
 from sampled_sae.data.synthetic import PRESETS, SyntheticConfig
@@ -112,20 +114,21 @@ def show_results(results: dict[str, Any], out: Path) -> None:
     print(f"\nPictures and all settings: {page}")
 
 
-Command = Annotated[
+Command = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Cache, tyro.conf.subcommand("cache")]
     | Annotated[Eval, tyro.conf.subcommand("eval")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Synthetic, tyro.conf.subcommand("synthetic")]
-    | Annotated[Merge, tyro.conf.subcommand("merge")],
-    tyro.conf.OmitArgPrefixes,
-]
+    | Annotated[Merge, tyro.conf.subcommand("merge")]
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. A user's error is one line and exit code 2; an interruption is 130."""
     description = f"Sparse autoencoders with candidate pools. Scores: {', '.join(SCORES)}."
-    command = tyro.cli(Command, prog="sampled-sae", description=description, args=arguments)
+    command: Any = tyro.cli(Command, prog="sampled-sae", description=description, args=arguments)
     try:
         command.run()
     except Interrupted as stop:

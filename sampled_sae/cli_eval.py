@@ -1,52 +1,67 @@
-"""`sampled-sae eval`: trained SAEs of a language model, on held-out text."""
+"""`sampled-sae eval`: trained SAEs of a language model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import sys
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import tyro
+from torch import Tensor
 
 from sampled_sae.config import to_dict
 from sampled_sae.data.contexts import TextConfig, contexts
+from sampled_sae.data.layers import LanguageModel
 from sampled_sae.errors import UserError
-from sampled_sae.files import make_folder, read_json, write_json
-from sampled_sae.provenance import git_commit, versions
+from sampled_sae.evals.absorption_config import AbsorptionConfig
+from sampled_sae.evals.autointerp_config import AutointerpConfig
+from sampled_sae.evals.core_config import CoreConfig
+from sampled_sae.evals.probing_config import ProbingConfig
+from sampled_sae.evals.registry import chosen
+from sampled_sae.evals.session import Request, find_saes, open_session
 from sampled_sae.sae import SAE
 
 
 @dataclass(frozen=True)
 class Eval:
-    """Evaluate SAEs on a text that they were not trained on; results lie in each one's folder, as evals/core.json."""
+    """Evaluate SAEs; results lie in each one's folder, as evals/NAME.json, and all of them in one table."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of SAEs, or of runs that hold some."""
-    text: str
-    """Hub dataset, a file, a folder of files, or stdlib. Its first contexts are read: of the text that was trained on,
-    those are the held-out ones, and more than these are refused."""
+    evals: tuple[str, ...] = ("core",)
+    """core (reconstruction, density, what the model loses), probing, absorption, autointerp."""
+    text: str | None = None
+    """For core and autointerp: hub dataset, a file, a folder of files, or stdlib. Its first contexts are read: of the
+    text that was trained on, core refuses more of them than were held out."""
     text_field: str = "text"
     """Where a document's text is in JSON, parquet and hub datasets."""
     split: str = "train"
     """Split of a hub dataset."""
     subset: str | None = None
     """Configuration of a hub dataset."""
-    evals: tuple[Literal["core"], ...] = ("core",)
-    """core: reconstruction, density, what the model loses."""
     contexts: int = 64
-    """Contexts of the text to read."""
+    """Contexts that core reads, as long as those of training."""
+    interp_tokens: int = 2_000_000
+    """Tokens that autointerp reads, in contexts of 128."""
+    out: Path | None = None
+    """Folder for the table of all and the files for SAEBench's tools; evals in the first folder by default."""
     model: str | None = None
     """Model, if it is not to be found under the name that the SAE carries."""
     layer: int | None = None
     """Layer, for an SAE that does not say."""
     context: int | None = None
-    """Tokens a context; by default those of training."""
+    """Tokens a context of core; by default those of training."""
     loss: bool = True
-    """Measure cross-entropy and KL divergence too, which takes a pass through the whole model for each SAE."""
-    contexts_at_once: int = 4
-    """Contexts in one pass through the model."""
+    """Core: measure cross-entropy and KL divergence too, which takes a pass through the model for each SAE."""
+    contexts_at_once: int | None = None
+    """Contexts of core in one pass through the model; 16 on a GPU, 4 elsewhere by default."""
+    probing: ProbingConfig = field(default_factory=ProbingConfig)
+    absorption: AbsorptionConfig = field(default_factory=AbsorptionConfig)
+    autointerp: AutointerpConfig = field(default_factory=AutointerpConfig)
     model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of the model; bfloat16 on a GPU, float32 elsewhere by default."""
     redo: bool = False
@@ -55,44 +70,77 @@ class Eval:
     """cpu, cuda, cuda:1 and so on; the GPU if there is one by default."""
 
     def run(self) -> None:
-        from sampled_sae.report.core_terminal import print_core
+        from sampled_sae.report.eval_tables import write_tables
+        from sampled_sae.report.eval_terminal import print_evals
 
+        requests = [self._request(name) for name in chosen(self.evals)]
         found = find_saes(self.folders)
-        todo = [folder for folder in found if self.redo or not self._is_done(folder)]
+        open_ = {r.name: [f for f in found if self.redo or not r.is_done(f)] for r in requests}
+        todo = [folder for folder in found if any(folder in folders for folders in open_.values())]
         if todo:
-            self._measure(todo)
-        print_core({folder: read_json(folder / RESULT) for folder in found})
+            session = open_session(todo, self._load, self._place(), self.model, self.layer)
+            for folder in open_.get("core", ()):
+                self._check_unseen(session.saes[folder], folder)
+            for request in requests:
+                if open_[request.name]:
+                    session.measure(request, open_[request.name])
+        results = {request.name: {folder: request.path(folder) for folder in found} for request in requests}
+        print_evals(results)
+        print(write_tables(results, self.out or self.folders[0] / "evals"))
 
-    def _asked(self) -> dict[str, Any]:
-        """What decides the numbers, as it was asked for."""
-        free = ("folders", "evals", "contexts_at_once", "redo", "device")
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in free}
-
-    def _is_done(self, folder: Path) -> bool:
-        return (folder / RESULT).exists() and read_json(folder / RESULT).get("asked") == self._asked()
-
-    def _measure(self, folders: list[Path]) -> None:
-        """All SAEs of one model together: it is loaded once, and those of one layer share its passes."""
-        from sampled_sae.data.models import load_model
+    def _place(self) -> torch.device:
         from sampled_sae.device import usable_device
 
-        place = usable_device(self.device)
-        saes = {folder: SAE.load(folder, place) for folder in folders}
-        names = {str(self._of(sae, "model", "model_name", folder)) for folder, sae in saes.items()}
-        if len(names) > 1:
-            raise UserError(f"folders: SAEs of several models ({', '.join(sorted(names))}); evaluate each on its own")
-        usual = "bfloat16" if place.type == "cuda" else "float32"
-        model = load_model(names.pop(), place, getattr(torch, self.model_dtype or usual))
-        groups: dict[tuple[int, TextConfig], list[Path]] = {}
-        for folder, sae in saes.items():
-            self._check_unseen(sae, folder)
-            layer = int(self._of(sae, "layer", "layer", folder))
-            length = int(self._of(sae, "context", "context_size", folder))
-            said = sae.metadata
-            text = TextConfig(length, bool(said.get("prepend_bos")), int(said.get("skip_first") or 0))
-            groups.setdefault((layer, text), []).append(folder)
-        for (layer, text), members in groups.items():
-            self._measure_group(model, {folder: saes[folder] for folder in members}, layer, text)
+        return usable_device(self.device)
+
+    def _load(self, name: str) -> LanguageModel:
+        from sampled_sae.data.models import load_model
+
+        usual = "bfloat16" if self._place().type == "cuda" else "float32"
+        return load_model(name, self._place(), getattr(torch, self.model_dtype or usual))
+
+    def _request(self, name: str) -> Request:
+        """One evaluation as it was asked for. Sizes of pieces do not decide numbers, nor does how a chat is cached."""
+        about: dict[str, Any] = {"model": self.model, "layer": self.layer, "model_dtype": self.model_dtype}
+        if name in ("core", "autointerp"):
+            if self.text is None:
+                raise UserError(f"text: is missing; {name} reads one")
+            source = ("text", "text_field", "split", "subset")
+            about |= {field_: getattr(self, field_) for field_ in source}
+        if name == "core":
+            about |= {"contexts": self.contexts, "context": self.context, "loss": self.loss}
+            return Request(name, about, self._core_settings, partial(self._contexts, self.contexts, self.context, True))
+        settings = {"probing": self.probing, "absorption": self.absorption, "autointerp": self.autointerp}[name]
+        about |= {key: value for key, value in to_dict(settings).items() if not key.endswith("_at_once")}
+        read = partial(self._contexts, max(1, self.interp_tokens // 128), 128, False) if name == "autointerp" else None
+        if name == "autointerp":
+            about["interp_tokens"] = self.interp_tokens
+        return Request(name, about, lambda sae: settings, read)
+
+    def _core_settings(self, sae: SAE) -> CoreConfig:
+        at_once = self.contexts_at_once or (16 if self._place().type == "cuda" else 4)
+        skipped = int(sae.metadata.get("skip_first") or 0)
+        settings = CoreConfig(skip_first=skipped, loss=self.loss, contexts_at_once=at_once)
+        # An SAE that was trained without the high-norm tokens leaves them as they are.
+        return settings if sae.metadata.get("max_norm") is None else replace(settings, put_in="normal")
+
+    def _contexts(self, count: int, length: int | None, all_: bool, sae: SAE, model: LanguageModel) -> Tensor:
+        """The text's first contexts [count, L], cut as in training; fewer where there are fewer, if not `all_`."""
+        from sampled_sae.data.text import documents
+
+        assert self.text is not None
+        size = sae.metadata.get("context_size") if length is None else length
+        if size is None:
+            raise UserError("an SAE does not say its context; give --context")
+        text = TextConfig(int(size), bool(sae.metadata.get("prepend_bos")))
+        source = documents(self.text, self.text_field, self.split, self.subset)
+        found = list(islice(contexts(source, model.tokenizer, text), count))
+        if len(found) < (count if all_ else 1):
+            raise UserError(f"contexts = {count}: the text holds {len(found)} of {text.length} tokens")
+        if len(found) < count:
+            read = f"the text holds {len(found) * text.length:,} tokens, which are all read"
+            print(f"interp_tokens = {self.interp_tokens:,}: {read}", file=sys.stderr)
+        return torch.stack(found)
 
     def _check_unseen(self, sae: SAE, folder: Path) -> None:
         """Refuse to measure on what the SAE was trained on, as far as it says."""
@@ -102,48 +150,3 @@ class Eval:
                 f"contexts = {self.contexts}: {folder} was trained on this text but for its first {held} contexts; "
                 f"give {held} at most, or another text"
             )
-
-    def _of(self, sae: SAE, flag: str, name: str, folder: Path) -> Any:
-        asked = getattr(self, flag)
-        value = sae.metadata.get(name) if asked is None else asked
-        if value is None:
-            raise UserError(f"{folder}: does not say its {flag}; give --{flag}")
-        return value
-
-    def _measure_group(self, model: Any, saes: dict[Path, SAE], layer: int, text: TextConfig) -> None:
-        from sampled_sae.data.text import documents
-        from sampled_sae.evals.core import evaluate_core_many
-        from sampled_sae.evals.core_config import CoreConfig
-
-        source = documents(self.text, self.text_field, self.split, self.subset)
-        tokens = torch.stack(list(islice(contexts(source, model.tokenizer, text), self.contexts)))
-        if len(tokens) < self.contexts:
-            raise UserError(f"contexts = {self.contexts}: the text holds {len(tokens)} of {text.length} tokens")
-        settings = CoreConfig(skip_first=text.skip_first, loss=self.loss, contexts_at_once=self.contexts_at_once)
-        # An SAE that was trained without the high-norm tokens leaves them as they are.
-        filtered = {folder for folder, sae in saes.items() if sae.metadata.get("max_norm") is not None}
-        for part, how in ((filtered, replace(settings, put_in="normal")), (saes.keys() - filtered, settings)):
-            members = [folder for folder in saes if folder in part]
-            results = evaluate_core_many([saes[f] for f in members], model, layer, tokens, how) if members else []
-            for folder, result in zip(members, results, strict=True):
-                make_folder((folder / RESULT).parent)
-                origin = {"versions": versions(), "git_commit": git_commit(), "asked": self._asked()}
-                config = saes[folder].config
-                sae = None if config is None else to_dict(config)
-                write_json(folder / RESULT, {"result": result.to_dict(), "sae": sae, **origin})
-
-
-RESULT = Path("evals") / "core.json"
-
-
-def find_saes(folders: tuple[Path, ...]) -> list[Path]:
-    """The folders of SAEs in these folders, or these themselves, in order."""
-    found: list[Path] = []
-    for folder in folders:
-        inside = sorted(path.parent for path in folder.rglob("sae_weights.safetensors"))
-        if not inside:
-            raise UserError(f"{str(folder)!r}: holds no SAE; must be the folder of one, or of a run")
-        found += [path for path in inside if path not in found]
-    if not found:
-        raise UserError("folders: must name at least one SAE's folder")
-    return found

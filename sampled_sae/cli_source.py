@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import tyro
 from torch import Tensor
 
 from sampled_sae.errors import UserError
@@ -93,7 +94,7 @@ class Cache:
     """Folder for the shards."""
     tokens: int
     """How many tokens to keep."""
-    source: Source = field(default_factory=Source)
+    source: Annotated[Source, tyro.conf.arg(name="")] = field(default_factory=Source)
     shard_tokens: int = 1_000_000
     """Tokens a shard."""
     seed: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -47,7 +47,7 @@ class Train:
     """A .npy, .safetensors or .pt file with a tensor [N, d] or [N, L, d]; or name a model instead."""
     preset: Literal["paper", "paper-50k"] | None = None
     """The paper's real experiment, all 49 SAEs: on 25M tokens, or for its other reading, 50,000 steps."""
-    source: Source = field(default_factory=Source)
+    source: Annotated[Source, tyro.conf.arg(name="")] = field(default_factory=Source)
     tokens: int | None = None
     """Tokens to train on, instead of `steps`."""
     steps: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -170,11 +171,17 @@ def _advance(
             for run, stream in going:
                 if run.step == step:
                     run.advance(stream)
-            bar.update(step + 1, f"FVE {min(run.fve[0] for run in runs):.3f} to {max(run.fve[1] for run in runs):.3f}")
+            bar.update(step + 1, _note(runs))
             if stopped():
                 raise _interrupted(runs)
             for run in runs:
                 run.checkpoint_if_due()
+
+
+def _note(runs: list[Run]) -> str:
+    """How well the SAEs do; nothing before the first line of the log."""
+    lowest, highest = min(run.fve[0] for run in runs), max(run.fve[1] for run in runs)
+    return f"FVE {lowest:.3f} to {highest:.3f}" if math.isfinite(lowest) else ""
 
 
 def _interrupted(runs: list[Run]) -> Interrupted:

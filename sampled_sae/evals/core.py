@@ -48,10 +48,12 @@ class CoreResult(NamedTuple):
     """What the model loses; none if it was not to be measured."""
     settings: CoreConfig
     """How it was measured."""
+    fired: Tensor | None = None
+    """[m]: on how many of the measured tokens each latent fires; not part of `to_dict`."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
-        plain: dict[str, Any] = _plain(self)
+        plain: dict[str, Any] = {name: _plain(item) for name, item in self._asdict().items() if name != "fired"}
         return plain
 
 
@@ -140,6 +142,7 @@ class _Run:
             self.firing.density(s.resamples, s.level, s.seed),
             core_loss.summarise(drawn(shared.by_name | self.loss.by_name), n, s.level) if s.loss else None,
             s,
+            self.firing.fired.sum(0).cpu(),
         )
 
 

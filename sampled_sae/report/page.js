@@ -1,5 +1,5 @@
 const dark = matchMedia("(prefers-color-scheme: dark)"), phone = matchMedia("(max-width: 640px)");
-let chosen = -1;  // the group picked for the curves; -1 is all
+const drawers = [drawFigures];  // other scripts add theirs
 
 function recolour(node, key) {
   if (typeof node === "string") return (dark.matches && /color/i.test(key) && DARK[node]) || node;
@@ -8,7 +8,7 @@ function recolour(node, key) {
   return Object.fromEntries(Object.entries(node).map(([name, item]) => [name, recolour(item, name)]));
 }
 
-function emphasise(trace) {
+function emphasise(trace, chosen) {
   if (!trace.meta) return trace;
   const picked = trace.meta.group === chosen;
   if (trace.meta.band) return {...trace, visible: picked};
@@ -17,13 +17,28 @@ function emphasise(trace) {
   return {...trace, line, opacity: faded ? 0.12 : picked ? 1 : 0.8, hoverinfo: faded ? "skip" : "all"};
 }
 
-function draw() {
+function drawInto(id, data, layout) {
+  if (phone.matches) layout.dragmode = false;  // a finger on a picture scrolls the page
+  Plotly.react(id, recolour(data), recolour(layout), {displayModeBar: false, responsive: true});
+}
+
+// What a control speaks for: its part of a page that has several, else all of it.
+const scope = node => node.closest("[data-scope]") ?? document.body;
+
+function drawFigures() {
   for (const script of document.querySelectorAll("script[data-figure]")) {
+    if (script.closest("[hidden]")) continue;
     const {data, layout} = JSON.parse(script.textContent);
-    if (phone.matches) layout.dragmode = false;  // a finger on a picture scrolls the page
-    Plotly.react(script.dataset.figure, recolour(data.map(emphasise)), recolour(layout),
-                 {displayModeBar: false, responsive: true});
+    const chosen = Number(scope(script).querySelector(".picker input:checked")?.value ?? -1);  // the group; -1 is all
+    drawInto(script.dataset.figure, data.map(trace => emphasise(trace, chosen)), layout);
   }
+}
+
+const draw = () => drawers.forEach(show => show());
+
+function choose(select) {
+  const name = CSS.escape(select.dataset.choose);
+  for (const part of document.querySelectorAll(`[data-chosen-by="${name}"]`)) part.hidden = part.dataset.value !== select.value;
 }
 
 function sortBy(head) {
@@ -40,9 +55,12 @@ function sortBy(head) {
 
 document.querySelectorAll("th button").forEach(button => button.onclick = () => sortBy(button.parentElement));
 document.querySelectorAll(".picker input").forEach(input => input.onchange = () => {
-  chosen = Number(input.value);
-  document.querySelectorAll("[data-group]").forEach(key => key.hidden = key.dataset.group !== input.value);
+  scope(input).querySelectorAll("[data-group]").forEach(key => key.hidden = key.dataset.group !== input.value);
   draw();
 });
+document.querySelectorAll("[data-choose]").forEach(select => {
+  select.onchange = () => { choose(select); draw(); };
+  choose(select);
+});
 dark.onchange = phone.onchange = draw;
-draw();
+document.addEventListener("DOMContentLoaded", draw);

@@ -10,17 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sampled_sae.report.synthetic_results import (
-    Column,
-    Configuration,
-    best_of,
-    buckets,
-    columns,
-    configurations,
-    data_line,
-    form,
-    summary,
-)
+from sampled_sae.report.rows import Column, Configuration, best_of, form
+from sampled_sae.report.synthetic_results import buckets, columns, configurations, data_line, summary
 
 PLAIN_WIDTH = 100  # columns, where the output is a file or a pipe
 

@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("plotly")
 
 from sampled_sae.errors import UserError
-from sampled_sae.report.synthetic_page import _script_json, write_page
+from sampled_sae.report.page_parts import script_json
+from sampled_sae.report.synthetic_page import write_page
 
 BUCKETS = ("LF+HA", "HF+HA", "LF+LA", "HF+LA")
 
@@ -173,7 +174,7 @@ def test_hostile_names_stay_text(tmp_path: Path, name: str) -> None:
 
 
 def test_json_cannot_leave_its_script() -> None:
-    written = _script_json(json.dumps("</script><!-- &"))
+    written = script_json(json.dumps("</script><!-- &"))
     assert not set("<>&") & set(written)
     assert json.loads(written) == "</script><!-- &"
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sampled_sae.report.synthetic_results import Column, best_of, columns, configurations, form, ranked, summary
+from sampled_sae.report.rows import Column, best_of, form
+from sampled_sae.report.synthetic_results import columns, configurations, ranked, summary
 from tests.report.made_up import results, sae
 
 

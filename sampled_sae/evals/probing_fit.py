@@ -1,0 +1,138 @@
+"""Logistic regression to convergence: the minimum of |w|^2 / 2 + C * sum of log(1 + exp(-s f)), f = x.w + b, s = +-1.
+
+It is what scikit-learn's LogisticRegression(C=C) minimises; the intercept b has no penalty. Newton's method with
+halved steps finds it to rounding: for many small problems at once, or, where there are more columns than texts, in as
+many dimensions as there are texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+ROUNDS = 100
+HALVINGS = 40
+CLOSE = 1e-10
+"""Newton's decrement, as a share of the objective, at which the step that it belongs to is the last one."""
+ROUNDING = 1e-13
+"""Share of the objective by which it may seem to grow."""
+COLUMNS = 8192
+"""Columns of a product in float64 at one time."""
+
+
+def fit(x: Tensor, positive: Tensor, weight: Tensor | None = None, C: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Problems x [T, n, k], positive [T, n] bool -> w [T, k] and b [T], all in float64.
+
+    `weight` [T, n] counts each text so many times; 0 for one that is not there.
+    """
+    x, y = x.double(), positive.double()
+    count = C * (torch.ones_like(y) if weight is None else weight.double())
+    design = torch.cat([x, x.new_ones(*x.shape[:2], 1)], dim=2)
+    penalty = x.new_ones(design.shape[2])
+    penalty[-1] = 0.0
+
+    def objective(theta: Tensor, f: Tensor) -> Tensor:
+        return (penalty * theta.square()).sum(1) / 2 + (count * _loss(f, y)).sum(1)
+
+    theta = x.new_zeros(len(x), design.shape[2])
+    f = torch.zeros_like(y)
+    value = objective(theta, f)
+    for _ in range(ROUNDS):
+        p = f.sigmoid()
+        gradient = _apply(design.mT, count * (p - y)) + penalty * theta
+        hessian = design.mT @ (design * (count * p * (1 - p))[..., None]) + penalty.diag()
+        step = -_solve(hessian, gradient)
+        decrement = -(gradient * step).sum(1)
+        theta, f, value, stuck = _descend(objective, theta, f, step, _apply(design, step), value)
+        if bool(((decrement <= CLOSE * value) | stuck).all()):
+            return theta[:, :-1], theta[:, -1]
+    raise RuntimeError(f"logistic regression did not converge in {ROUNDS} rounds")
+
+
+def fit_kernel(gram: Tensor, positive: Tensor, C: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The same by the products x x^T [n, n] alone: -> a [n] and b [1], with w = x^T a, so that f = gram a + b.
+
+    One problem with many columns: the time does not depend on their number.
+    """
+    gram, y = gram.double(), positive.double()
+
+    def objective(theta: Tensor, f: Tensor) -> Tensor:
+        # f - b = gram a, so the first term is |w|^2 / 2.
+        return (theta[:, :-1] * (f - theta[:, -1:])).sum(1) / 2 + C * _loss(f, y).sum(1)
+
+    theta, f = gram.new_zeros(1, len(y) + 1), gram.new_zeros(1, len(y))
+    value = objective(theta, f)
+    for _ in range(ROUNDS):
+        p = f[0].sigmoid()
+        pull = C * (p - y)
+        left = theta[0, :-1] + pull
+        da, db = _kernel_step(gram, theta[0, :-1], left, C * p * (1 - p))
+        moved = gram @ da
+        decrement = -(left @ moved + pull.sum() * db)
+        step = torch.cat([da, db])[None]
+        theta, f, value, stuck = _descend(objective, theta, f, step, (moved + db)[None], value)
+        if bool(((decrement <= CLOSE * value) | stuck).all()):
+            return theta[0, :-1], theta[0, -1:]
+    raise RuntimeError(f"logistic regression did not converge in {ROUNDS} rounds")
+
+
+def _kernel_step(gram: Tensor, a: Tensor, left: Tensor, curved: Tensor) -> tuple[Tensor, Tensor]:
+    """Newton's step for a [n] and b [1]: (1 + curved gram) da + curved db = -left, and the sum of a + da is 0."""
+    root = curved.sqrt()[:, None]
+    system = root * gram * root.T
+    system.diagonal().add_(1.0)
+    right = torch.stack([-left, -curved], dim=1)
+    # (1 + curved gram)^-1 by a system that is symmetric, and without a division by curvatures near 0.
+    inner = torch.cholesky_solve(root * (gram @ right), torch.linalg.cholesky(system))
+    plain, along = (right - root * inner).unbind(1)
+    db = -(a.sum() + plain.sum()) / along.sum()
+    return plain + db * along, db[None]
+
+
+def _descend(
+    objective: Callable[[Tensor, Tensor], Tensor], theta: Tensor, f: Tensor, step: Tensor, df: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Take each problem's step, halved until its objective is no larger; whether there is none such comes last, [T]."""
+    size = torch.ones_like(value)[:, None]
+    allowed = value + ROUNDING * value.abs()
+    for _ in range(HALVINGS):
+        now = objective(theta + size * step, f + size * df)
+        worse = ~(now <= allowed)
+        if not bool(worse.any()):
+            break
+        size = torch.where(worse[:, None], size / 2, size)
+    else:
+        size = torch.where(worse[:, None], 0.0, size)
+    return theta + size * step, f + size * df, torch.where(worse, value, now), worse
+
+
+def fit_one(train: Tensor, positive: Tensor, test: Tensor, C: float = 1.0) -> Tensor:
+    """One problem, train [n, u] and test [v, u] -> f [v] of the test texts, in float64; by the shorter way."""
+    if train.shape[1] <= len(train):
+        w, b = fit(train[None], positive[None], C=C)
+        return test.double() @ w[0] + b
+    a, b = fit_kernel(products(train, train), positive, C)
+    return products(test, train) @ a + b
+
+
+def products(left: Tensor, right: Tensor) -> Tensor:
+    """left [n, u], right [v, u] -> left right^T [n, v] in float64, without a copy of all columns in it."""
+    total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
+    for part, other in zip(left.split(COLUMNS, dim=1), right.split(COLUMNS, dim=1), strict=True):
+        total.addmm_(part.double(), other.double().T)
+    return total
+
+
+def _loss(f: Tensor, y: Tensor) -> Tensor:
+    """log(1 + exp(-s f)) for s = 2 y - 1."""
+    return torch.logaddexp(f, torch.zeros_like(f)) - y * f
+
+
+def _apply(matrices: Tensor, vectors: Tensor) -> Tensor:
+    return (matrices @ vectors[..., None]).squeeze(2)
+
+
+def _solve(matrices: Tensor, vectors: Tensor) -> Tensor:
+    return torch.cholesky_solve(vectors[..., None], torch.linalg.cholesky(matrices)).squeeze(2)

@@ -1,0 +1,60 @@
+"""The evaluations by name. A new one is a module with a function like these, and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sampled_sae.errors import UserError
+from sampled_sae.evals import core_saebench
+from sampled_sae.evals.absorption import evaluate_absorption_many
+from sampled_sae.evals.absorption_result import to_saebench as absorption_to_saebench
+from sampled_sae.evals.autointerp import evaluate_autointerp_many
+from sampled_sae.evals.autointerp_result import to_saebench as autointerp_to_saebench
+from sampled_sae.evals.core import evaluate_core_many
+from sampled_sae.evals.probing import evaluate_probing_many
+from sampled_sae.evals.probing_result import to_saebench as probing_to_saebench
+from sampled_sae.evals.similarity_live import save_firing
+
+
+class Evaluation(NamedTuple):
+    """How one evaluation is run."""
+
+    evaluate: Callable[..., list[Any]]
+    """(saes, model, layer, contexts if it reads text, settings, progress) -> a result for each SAE, in their order."""
+    to_saebench: Callable[[Any, Any], dict[str, Any]]
+    """(result, settings) -> SAEBench's layout."""
+    reads_text: bool = False
+    """Whether it is given contexts [n, L] of token ids."""
+    after: Callable[[Any, Path], Any] = lambda result, folder: None
+    """What else is left in the SAE's folder."""
+
+
+EVALUATIONS: dict[str, Evaluation] = {
+    "core": Evaluation(
+        evaluate_core_many,
+        core_saebench.to_saebench,
+        reads_text=True,
+        after=lambda result, folder: save_firing(folder, result.fired, result.measured.tokens),
+    ),
+    "probing": Evaluation(evaluate_probing_many, probing_to_saebench),
+    "absorption": Evaluation(evaluate_absorption_many, absorption_to_saebench),
+    "autointerp": Evaluation(
+        evaluate_autointerp_many,
+        autointerp_to_saebench,
+        reads_text=True,
+        after=lambda result, folder: result.save_explanations(folder),
+    ),
+}
+
+
+def chosen(names: tuple[str, ...]) -> list[str]:
+    """Names, one by one or with commas between them -> those of evaluations, each once, in order."""
+    found = [name.strip() for item in names for name in item.split(",") if name.strip()]
+    for name in found:
+        if name not in EVALUATIONS:
+            raise UserError(f"evals = {name!r}: must be among {', '.join(EVALUATIONS)}")
+    if not found:
+        raise UserError(f"evals: must name at least one of {', '.join(EVALUATIONS)}")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,67 @@
+"""All evaluations of all SAEs as files: one tidy table, and one file for each in SAEBench's layout."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from sampled_sae.files import make_folder, read_json, write_json, write_text
+from sampled_sae.report.eval_terminal import Results
+from sampled_sae.report.metrics import METRICS, find
+
+TABLE = "table.csv"
+HEAD = ("sae", "folder", "model", "layer", "seed", "evaluation", "metric", "value", "low", "high")
+
+
+def write_tables(results: Results, out: Path) -> Path:
+    """Write `out`/table.csv, a line for each number, and `out`/saebench/KIND/..._eval_results.json; returns the
+    table."""
+    made = io.StringIO()
+    writer = csv.writer(made, lineterminator="\n")
+    writer.writerow(HEAD)
+    for evaluation, files in results.items():
+        for folder, path in files.items():
+            content = read_json(path)
+            _write_saebench(content, folder, out / "saebench")
+            about = (
+                folder.name,
+                folder,
+                content.get("model"),
+                content.get("layer"),
+                (content["sae"] or {}).get("seed"),
+            )
+            for metric in METRICS:
+                value = find(metric, content["result"]) if metric.evaluation == evaluation else None
+                if value is not None:
+                    writer.writerow([*about, evaluation, metric.name, *value])
+    make_folder(out)
+    write_text(out / TABLE, made.getvalue())
+    return out / TABLE
+
+
+def _write_saebench(content: dict[str, Any], folder: Path, out: Path) -> None:
+    """The file where SAEBench's tools look for it, with what they read of the SAE."""
+    layout = content.get("saebench")
+    if layout is None:  # of an older evaluation
+        return
+    sae = read_json(folder / "cfg.json") if (folder / "cfg.json").exists() else {}
+    training = (read_json(folder / "sampled_sae.json") if (folder / "sampled_sae.json").exists() else {}).get(
+        "metadata", {}
+    )
+    steps = training.get("training", {})
+    tokens = steps.get("steps", 0) * steps.get("batch_size", 0)
+    # Folders of one name may lie in several passes or layers.
+    name = "_".join(folder.parts[-3:]).replace("/", "_")
+    kind = str(layout["eval_type_id"])
+    filled = {
+        **layout,
+        "sae_bench_commit_hash": content.get("git_commit"),
+        "sae_lens_id": folder.name,
+        "sae_lens_release_id": "sampled_sae",
+        "sae_lens_version": sae.get("metadata", {}).get("sae_lens_version"),
+        "sae_cfg_dict": {**sae, **({"training_tokens": tokens} if tokens else {})},
+    }
+    make_folder(out / kind)
+    write_json(out / kind / f"sampled_sae_{name}_eval_results.json", filled)

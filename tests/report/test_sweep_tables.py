@@ -1,0 +1,98 @@
+"""Tables of a sweep, read back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from sampled_sae import presets
+from sampled_sae.report.collect import collect
+from sampled_sae.report.sweep import Sweep, sweeps
+from sampled_sae.report.sweep_tables import latex, markdown, tables
+from sampled_sae.report.text import in_html, in_latex, in_markdown, listed, shown
+from tests.report.made_up_sweep import K, M, core, grid, write_sae, write_sweep
+
+HOSTILE = ["<script>alert(1)</script>", "a\"b'c", "\u202eevil", "line\nbreak", "🦀|pipe", "$x_1^2$ & 50% #{}~\\"]
+
+
+def made(folder: Path) -> Sweep:
+    return sweeps(collect([write_sweep(folder)]))[0]
+
+
+def test_a_file_of_each_kind_for_each_evaluation(tmp_path: Path) -> None:
+    names = set(tables(made(tmp_path)))
+    kinds = {
+        f"{name}.{end}"
+        for name in ("core", "probing", "absorption", "autointerp", "training")
+        for end in ("md", "tex", "csv")
+    }
+    assert names == kinds | {"saes.csv"}
+
+
+def test_csv_gives_the_numbers_back(tmp_path: Path) -> None:
+    sweep = made(tmp_path)
+    lines = list(csv.DictReader(io.StringIO(tables(sweep)["saes.csv"])))
+    runs = {run["name"]: run for row in sweep.rows for run in row.runs}
+    assert len(lines) == len(grid()) == len(runs)
+    for line in lines:
+        values = runs[line["folder"]]["values"]
+        assert all(float(line[name]) == value for name, value in values.items())
+        assert int(line["k"]) == K and int(line["latents"]) == M and float(line["lr"]) == 3e-4
+    means = list(csv.DictReader(io.StringIO(tables(sweep)["core.csv"])))
+    assert [line["configuration"] for line in means] == [row.label for row in sweep.rows]
+    for line, row in zip(means, sweep.rows, strict=True):
+        stat = row.stat(("values", "fvu"))
+        assert (float(line["fvu"]), float(line["fvu_low"]), float(line["fvu_high"])) == stat
+        assert int(line["seeds"]) == 2
+
+
+def test_markdown_marks_the_best_with_its_range(tmp_path: Path) -> None:
+    head, rule, *lines = markdown(made(tmp_path), "core").splitlines()
+    assert head.startswith("| SAE | FVU ↓ |") and "CE recovered ↑" in head and "| L0 |" in head
+    assert rule.count("---:") == head.count("|") - 2
+    (best,) = [line for line in lines if "**0.102** (0.100 to 0.104)" in line]
+    assert best.startswith("| batchtopk |")
+    assert all(line.count("|") == head.count("|") for line in lines)
+
+
+def test_latex_is_one_tabular(tmp_path: Path) -> None:
+    text = latex(made(tmp_path), "core")
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
+    columns = re.search(r"tabular}{(l r*|lr*)}", text)
+    assert columns is not None
+    body = text.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
+    assert all(line.endswith(r"\\") and line.count("&") == len(columns[1]) - 1 for line in body)
+    assert r"\textbf{0.102} {\scriptsize [0.100, 0.104]}" in text and r"FVU $\downarrow$" in text
+
+
+def test_an_sae_without_a_number_gets_a_dash(tmp_path: Path) -> None:
+    write_sweep(tmp_path)
+    (config,) = presets.named([presets.sampled(M, K, "entropy", 3)], 0)
+    write_sae(tmp_path / "saes" / "entropy-l3-s0", config, core=core(None))
+    sweep = sweeps(collect([tmp_path]))[0]
+    (line,) = [line for line in markdown(sweep, "core").splitlines() if "entropy" in line]
+    assert line.split("|")[2].strip() == "-"
+    assert "entropy" not in markdown(sweep, "probing")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_stay_in_their_cells(name: str) -> None:
+    assert "\n" not in in_markdown(name) and re.search(r"(?<!\\)[|<>`]", in_markdown(name)) is None
+    assert not set(in_html(name)) & set("<>\"'\n\u202e")
+    plain = re.sub(r"\\text[a-z]+\{\}|\\[&%$#_{}]", "", in_latex(name))
+    assert not set(plain) & set("\\&%$#_{}~^\n\u202e")
+
+
+def test_hidden_characters_are_shown() -> None:
+    assert shown("a\u202eb\nc\x00") == "a\\u202eb\\nc\\u0000"
+    assert shown("🦀 über 漢字 עברית 👩‍🔬") == "🦀 über 漢字 עברית 👩‍🔬"
+    assert shown("a\nb", keep="\n") == "a\nb"
+
+
+def test_lists_of_names() -> None:
+    assert listed(["a"]) == "a" and listed(["a", "b"]) == "a and b" and listed(["a", "b", "c"]) == "a, b and c"
+    assert listed(["a", "b", "c", "d"]) == "a, b and 2 more"
