@@ -32,8 +32,8 @@ def explore_part(sweep: Sweep, look: plotting.Styles, prefix: str) -> str:
     each = parts.several(list(sweep.rows), "<label><input type='checkbox' data-each> every seed</label>")
     key = parts.key_list((style.glyph, group, style.color) for group, style in look.items())
     content = parts.script_json(json.dumps(_content(sweep, metrics, look), ensure_ascii=False, allow_nan=False))
-    return f"""<p class="note">Choose any two numbers. The line is the front: nothing lies on its better side. Drag to
-enlarge, double-click to go back.</p>
+    return f"""<p class="note">Choose any two numbers. The line is the front: nothing lies on its better side.
+<span class="mouse">Drag to enlarge, double-click to go back.</span></p>
 <div data-explorer="{prefix}pareto"><p class="controls">{boxes}{each}</p>{key}
 <div class="plot" id="{prefix}pareto" role="img" aria-label="Two numbers of each SAE"></div>
 <p class="note" data-front aria-live="polite"></p><dl data-meanings></dl>
