@@ -69,6 +69,8 @@ class ContrastExplainer:
         share = sum(shares[form] for form in named)
         quoted = ", ".join(quote(form) for form in named)
         parts = [f"{quoted} ({share:.0%})" if share >= MANY else f"many tokens such as {quoted}"]
+        if not named:
+            parts = ["parts of characters"]
         if before := self._before(places, weight):
             parts[0] += f", after {' or '.join(quote(form) for form in before)}"
         if words := self._around(places, weight, set(named)):
@@ -87,6 +89,7 @@ class ContrastExplainer:
         gain = {
             form: share * math.log(share / ((self.background[form] + 0.5) / (self.total + 1)))
             for form, share in shares.items()
+            if form  # a part of a character has no form
         }
         named: list[str] = []
         for form in sorted(gain, key=lambda form: (-gain[form], form))[:most]:

@@ -3,6 +3,7 @@
 #
 #   .peers/dictionary_learning   dictionary-learning
 #   .peers/saelens               sae-lens
+#   .peers/sae_bench             sae-bench
 #
 # Run from the repository root: bash tests/peers/setup.sh
 #
@@ -39,3 +40,4 @@ peer() {
 
 peer dictionary_learning dictionary-learning==0.1.0
 peer saelens sae-lens==6.54.12
+peer sae_bench sae-bench==0.6.0
