@@ -13,7 +13,7 @@ import tyro
 
 from sampled_sae.errors import UserError
 from sampled_sae.evals.session import find_saes
-from sampled_sae.evals.similarity_config import SimilarityConfig
+from sampled_sae.evals.similarity.config import SimilarityConfig
 from sampled_sae.files import make_folder, write_json, write_text
 from sampled_sae.provenance import git_commit, versions
 
@@ -39,7 +39,7 @@ class Compare:
         from sampled_sae.device import usable_device
         from sampled_sae.evals.embed import DEFAULT, open_embedder
         from sampled_sae.evals.similarity import compare_saes
-        from sampled_sae.evals.similarity_members import open_members
+        from sampled_sae.evals.similarity.members import open_members
         from sampled_sae.progress import show
         from sampled_sae.report.compare_terminal import print_comparison
 

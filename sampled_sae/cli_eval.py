@@ -17,10 +17,10 @@ from sampled_sae.config import to_dict
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.errors import UserError
-from sampled_sae.evals.absorption_config import AbsorptionConfig
+from sampled_sae.evals.absorption.config import AbsorptionConfig
 from sampled_sae.evals.autointerp_config import AutointerpConfig
 from sampled_sae.evals.core_config import CoreConfig
-from sampled_sae.evals.probing_config import ProbingConfig
+from sampled_sae.evals.probing.config import ProbingConfig
 from sampled_sae.evals.registry import chosen
 from sampled_sae.evals.session import Request, find_saes, open_session
 from sampled_sae.sae import SAE

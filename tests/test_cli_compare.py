@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 import sampled_sae as ss
 from sampled_sae.cli_compare import Compare
 from sampled_sae.errors import UserError
-from sampled_sae.evals.similarity_live import save_firing
+from sampled_sae.evals.firing import save_firing
 from sampled_sae.report.compare_terminal import spark
-from tests.evals.similarity_tools import explain, made, rows, seeded
+from tests.evals.similarity.tools import explain, made, rows, seeded
 from tests.evals.test_unique import has_minilm
 
 

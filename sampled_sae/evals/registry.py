@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from sampled_sae.errors import UserError
 from sampled_sae.evals import core_saebench
 from sampled_sae.evals.absorption import evaluate_absorption_many
-from sampled_sae.evals.absorption_result import to_saebench as absorption_to_saebench
+from sampled_sae.evals.absorption import to_saebench as absorption_to_saebench
 from sampled_sae.evals.autointerp import evaluate_autointerp_many
 from sampled_sae.evals.autointerp_result import to_saebench as autointerp_to_saebench
 from sampled_sae.evals.core import evaluate_core_many
+from sampled_sae.evals.firing import save_firing
 from sampled_sae.evals.probing import evaluate_probing_many
-from sampled_sae.evals.probing_result import to_saebench as probing_to_saebench
-from sampled_sae.evals.similarity_live import save_firing
+from sampled_sae.evals.probing.result import to_saebench as probing_to_saebench
 
 
 class Evaluation(NamedTuple):

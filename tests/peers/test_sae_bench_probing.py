@@ -20,10 +20,10 @@ from transformer_lens import HookedTransformer
 import sampled_sae as ss
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.evals.probing import evaluate_probing, to_saebench
-from sampled_sae.evals.probing_config import ProbingConfig
-from sampled_sae.evals.probing_draw import Part, Task
-from sampled_sae.evals.probing_features import read, tokenize
-from sampled_sae.evals.probing_probe import contrast, top_probes
+from sampled_sae.evals.probing.config import ProbingConfig
+from sampled_sae.evals.probing.draw import Part, Task
+from sampled_sae.evals.probing.features import read, tokenize
+from sampled_sae.evals.probing.probe import contrast, top_probes
 
 WIDTH, LAYER, TOKENS, TRAIN, TEST = 32, 1, 24, 400, 200
 """Train and test texts are those of one class."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from sampled_sae import presets
 from sampled_sae.config import SAEConfig, TrainConfig, to_dict
-from sampled_sae.evals.absorption_config import AbsorptionConfig
-from sampled_sae.evals.absorption_result import AbsorptionResult
-from sampled_sae.evals.absorption_result import Spread as LetterSpread
+from sampled_sae.evals.absorption.config import AbsorptionConfig
+from sampled_sae.evals.absorption.result import AbsorptionResult
+from sampled_sae.evals.absorption.result import Spread as LetterSpread
 from sampled_sae.evals.autointerp_config import AutointerpConfig
 from sampled_sae.evals.autointerp_result import AutointerpResult, Score
 from sampled_sae.evals.bootstrap import Estimate
@@ -21,8 +21,8 @@ from sampled_sae.evals.core_config import CoreConfig
 from sampled_sae.evals.core_fidelity import Density, Fidelity
 from sampled_sae.evals.core_loss import Loss
 from sampled_sae.evals.core_trained import Trained
-from sampled_sae.evals.probing_config import ProbingConfig
-from sampled_sae.evals.probing_result import Probes, ProbingResult, Spread, Summary
+from sampled_sae.evals.probing.config import ProbingConfig
+from sampled_sae.evals.probing.result import Probes, ProbingResult, Spread, Summary
 
 M, K = 64, 4
 EDGES = [-7 + i / 4 for i in range(29)]

@@ -1,0 +1,211 @@
+"""Linear probes for first letters: 26 at once by Adam, and exact fits on a few latents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from sampled_sae.evals.absorption.codes import Codes
+from sampled_sae.evals.absorption.config import Start
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+"""Adam's."""
+ROUNDS, ENOUGH = 100, 1e-10
+"""Most steps of Newton's method, and the mean gradient at which it stops."""
+ROUNDING = 1e-12
+"""What a loss may rise by, as a share of it, without being worse."""
+
+
+class Probes(NamedTuple):
+    """One linear probe a letter: x @ weight + bias is above 0 where the letter is seen."""
+
+    weight: Tensor
+    """[width, letters]."""
+    bias: Tensor
+    """[letters]."""
+
+    def scores(self, x: Tensor) -> Tensor:
+        """x [n, width] -> [n, letters]."""
+        return x @ self.weight + self.bias
+
+
+class Schedule(NamedTuple):
+    """How Adam goes over the words."""
+
+    epochs: int
+    batch: int
+    lr: float
+    """In the first epoch."""
+    end_lr: float
+    """Where the learning rate would be after the last; it falls by the same factor each epoch."""
+    decay: float
+    """Weight decay, added to the gradient."""
+    l1: float = 0.0
+    """Weight of the probes' mean L1 norm."""
+
+
+class Batch(Protocol):
+    """Some words' inputs [b, width], or what stands for them."""
+
+    def times(self, weight: Tensor) -> Tensor:
+        """[width, letters] -> [b, letters]."""
+        ...
+
+    def gradient(self, errors: Tensor) -> Tensor:
+        """[b, letters] -> [width, letters]."""
+        ...
+
+
+class Inputs(Protocol):
+    """All words' inputs [n, width]."""
+
+    def batches(self, order: Tensor, size: int) -> Iterator[Batch]: ...
+
+
+class Dense(NamedTuple):
+    """A plain matrix [n, width]."""
+
+    x: Tensor
+
+    def batches(self, order: Tensor, size: int) -> Iterator[Dense]:
+        return (Dense(self.x[rows]) for rows in order.split(size))
+
+    def times(self, weight: Tensor) -> Tensor:
+        return self.x @ weight
+
+    def gradient(self, errors: Tensor) -> Tensor:
+        return self.x.T @ errors
+
+
+class Sparse(NamedTuple):
+    """Codes, of which only what fires is multiplied."""
+
+    codes: Codes
+    rows: Tensor
+    """The word of each entry."""
+
+    def batches(self, order: Tensor, size: int) -> Iterator[Batch]:
+        shuffled = self.codes.take(order)
+        for first in range(0, len(order), size):
+            part = shuffled.part(first, min(first + size, len(order)))
+            rows = part.rows
+            if rows.is_cuda:
+                # A GPU adds in any order; the product of dense matrices is the same each time, and fast there.
+                dense = part.values.new_zeros(len(part.counts), part.m)
+                dense[rows, part.latents] = part.values
+                yield Dense(dense)
+            else:
+                yield Sparse(part, rows)
+
+    def times(self, weight: Tensor) -> Tensor:
+        products = weight[self.codes.latents] * self.codes.values[:, None]
+        return weight.new_zeros(len(self.codes.counts), weight.shape[1]).index_add_(0, self.rows, products)
+
+    def gradient(self, errors: Tensor) -> Tensor:
+        products = errors[self.rows] * self.codes.values[:, None]
+        return errors.new_zeros(self.codes.m, errors.shape[1]).index_add_(0, self.codes.latents, products)
+
+
+@torch.no_grad()
+def fit_by_adam(inputs: Inputs, truth: Tensor, start: Probes, schedule: Schedule, seed: int) -> Probes:
+    """Fit one balanced logistic probe a column of truth [n, letters] (1 where a word has the letter).
+
+    The loss is the mean over words and letters of the cross-entropy, in which words with the letter weigh as much in
+    all as those without it. Adam stops where the schedule ends, converged or not: with few steps, as SAEBench takes,
+    that decides what the probe finds. `start` is overwritten.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weight, bias = start
+    parameters = [weight, bias]
+    means, squares = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+    positive = (len(truth) - truth.sum(0)) / truth.sum(0)
+    fall = math.exp(math.log(schedule.end_lr / schedule.lr) / schedule.epochs)
+    step = 0
+    for epoch in range(schedule.epochs):
+        lr = schedule.lr * fall**epoch
+        order = torch.randperm(len(truth), generator=generator).to(truth.device)
+        shuffled = truth[order].split(schedule.batch)
+        for batch, y in zip(inputs.batches(order, schedule.batch), shuffled, strict=True):
+            step += 1
+            seen = torch.sigmoid(batch.times(weight) + bias)
+            errors = torch.where(y > 0, (seen - 1) * positive, seen) / y.numel()
+            gradients = [batch.gradient(errors), errors.sum(0)]
+            if schedule.l1:
+                gradients[0].add_(weight.sign(), alpha=schedule.l1 / truth.shape[1])
+            for p, g, mean, square in zip(parameters, gradients, means, squares, strict=True):
+                _adam(p, g.add_(p, alpha=schedule.decay), mean, square, lr, step)
+    return Probes(weight, bias)
+
+
+def _adam(p: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, lr: float, step: int) -> None:
+    mean.lerp_(gradient, 1 - BETAS[0])
+    square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+    scale = square.sqrt().div_(math.sqrt(1 - BETAS[1] ** step)).add_(EPSILON)
+    p.addcdiv_(mean, scale, value=-lr / (1 - BETAS[0] ** step))
+
+
+def start_at(kind: Start, width: int, letters: int, seed: int, device: torch.device) -> Probes:
+    """Where Adam starts: at 0, or where a linear layer of torch does after `torch.manual_seed(seed)`."""
+    if kind == "zero":
+        return Probes(torch.zeros(width, letters, device=device), torch.zeros(letters, device=device))
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        layer = torch.nn.Linear(width, letters)
+    return Probes(layer.weight.detach().T.contiguous().to(device), layer.bias.detach().to(device))
+
+
+@torch.no_grad()
+def fit_exactly(x: Tensor, truth: Tensor, counts: Tensor) -> Probes:
+    """Balanced logistic regressions with an L2 penalty (scikit-learn's C = 1), each on inputs of its own.
+
+    x [letters, n, k], truth [letters, n] bool and how often each row is there [letters, n] -> weight [letters, k] and
+    bias [letters], float64, by Newton's method. A fit whose inputs say nothing stays at 0 exactly.
+    """
+    letters, n, k = x.shape
+    x = torch.cat([x.double(), x.new_ones(letters, n, 1).double()], dim=2)
+    y, balance = truth.double(), _balance(truth, counts.double())
+    words = balance.sum(1, keepdim=True)
+    penalty = x.new_ones(k + 1)
+    penalty[-1] = 0  # the bias is free
+    w, scores = x.new_zeros(letters, k + 1), x.new_zeros(letters, n)
+    loss = _loss(scores, y, balance, penalty, w)
+    for _ in range(ROUNDS):
+        seen = torch.sigmoid(scores)
+        gradient = ((balance * (seen - y))[:, None, :] @ x).squeeze(1) + penalty * w
+        moving = gradient.abs() > ENOUGH * words
+        if not bool(moving.any()):
+            break
+        curvature = (x * (balance * seen * (1 - seen))[:, :, None]).mT @ x + torch.diag(penalty + ENOUGH)
+        step = torch.where(moving.any(1, keepdim=True), torch.linalg.solve(curvature, gradient), 0.0)
+        along = (x @ step[:, :, None]).squeeze(2)
+        # Half as far where the loss would rise.
+        for _ in range(30):
+            there = _loss(scores - along, y, balance, penalty, w - step)
+            worse = (there > loss * (1 + ROUNDING))[:, None]
+            if not bool(worse.any()):
+                break
+            step, along = torch.where(worse, step / 2, step), torch.where(worse, along / 2, along)
+        w, scores, loss = w - step, scores - along, there
+    return Probes(w[:, :k], w[:, k])
+
+
+def _balance(truth: Tensor, counts: Tensor) -> Tensor:
+    """Weights [letters, n] under which rows with the letter weigh as much in all as those without it."""
+    words, with_letter = counts.sum(1, keepdim=True), (counts * truth).sum(1, keepdim=True)
+    return counts * words / (2 * torch.where(truth, with_letter, words - with_letter))
+
+
+def _loss(scores: Tensor, y: Tensor, balance: Tensor, penalty: Tensor, w: Tensor) -> Tensor:
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(scores, y, balance, reduction="none")
+    return entropy.sum(1) + (penalty * w.square()).sum(1) / 2
+
+
+def f1(seen: Tensor, truth: Tensor) -> Tensor:
+    """seen and truth [n, letters] bool -> F1 [letters] float64; 0 where nothing is seen and nothing there."""
+    both = (seen & truth).sum(0).double()
+    either = (seen.sum(0) + truth.sum(0)).double()
+    return torch.where(either > 0, 2 * both / either.clamp(min=1), 0.0)

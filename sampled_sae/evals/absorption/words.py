@@ -1,0 +1,157 @@
+"""The first-letter task: words of a tokenizer's vocabulary, and prompts that ask for their first letter."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from string import ascii_letters, ascii_lowercase
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sampled_sae.errors import UserError
+from sampled_sae.evals.absorption.config import AbsorptionConfig
+
+LETTERS = ascii_lowercase
+TEXTS_AT_ONCE = 4096
+"""Prompts that are tokenized together."""
+
+
+class Word(NamedTuple):
+    """A word that is one token of the vocabulary."""
+
+    text: str
+    """ASCII letters, with or without a leading space."""
+    token: int
+    """Its id."""
+
+    @property
+    def letter(self) -> int:
+        """Its first letter, 0 to 25; capitals count as small ones."""
+        return LETTERS.index(self.text.strip()[0].lower())
+
+
+class Prompt(NamedTuple):
+    """A word after solved lines; what would follow the word is left off, for nothing of it is read."""
+
+    word: Word
+    tokens: np.ndarray
+    """[L] int64, the last one is the word."""
+
+
+class Prompts(NamedTuple):
+    """All prompts of an evaluation."""
+
+    train: list[Prompt]
+    """Probes are fitted on these."""
+    test: list[Prompt]
+    """Probes are tested on these."""
+    fresh: list[Prompt]
+    """The test words after other lines; empty if none were asked for."""
+    words: int
+    """Words that were drawn for the task."""
+    left_out: int
+    """Words of the vocabulary that come out as other tokens in a prompt."""
+    tail: int
+    """Tokens of the template after the word."""
+
+
+def make_prompts(tokenizer: Any, settings: AbsorptionConfig) -> Prompts:
+    """Words of the vocabulary, split, each in one prompt; the same for the same seed."""
+    words, left_out = find_words(tokenizer, settings)
+    rng = random.Random(settings.seed)
+    shuffled = rng.sample(words, len(words))[: settings.max_words]
+    cut = int(len(shuffled) * settings.train_share)
+    train, test = shuffled[:cut], shuffled[cut:]
+    # A word is never among its own lines.
+    if min(len(train), len(test)) <= settings.lines:
+        raise UserError(
+            f"max_words = {settings.max_words}: {len(train)} words to train and {len(test)} to test, of {len(words)} "
+            f"that the tokenizer has; lines = {settings.lines} need more than {settings.lines} of each"
+        )
+    texts = [(word, prompt_text(word, part, settings, rng)) for part in (train, test) for word in part]
+    if settings.fresh_prompts:
+        texts += [(word, prompt_text(word, shuffled, settings, rng)) for word in test]
+    tail = _tail(tokenizer, words[0], settings)
+    prompts = _tokenize(tokenizer, texts, tail, settings)
+    parts = prompts[: len(train)], prompts[len(train) : len(shuffled)], prompts[len(shuffled) :]
+    kept = [[prompt for prompt in part if prompt is not None] for part in parts]
+    odd = {word.token for (word, _), prompt in zip(texts, prompts, strict=True) if prompt is None}
+    return Prompts(kept[0], kept[1], kept[2], len(shuffled), left_out + len(odd), tail)
+
+
+def find_words(tokenizer: Any, settings: AbsorptionConfig) -> tuple[list[Word], int]:
+    """The vocabulary's words in the order of their ids, and how many are left out: those that a line splits."""
+    # Some tokenizers list their vocabulary in another order each time.
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    words = [Word(_as_text(tokenizer, token), number) for token, number in vocabulary]
+    words = [word for word in words if _is_word(word.text)]
+    if not words:
+        raise UserError("the tokenizer has no words of ASCII letters: the first-letter task needs some")
+    lines = _encode(tokenizer, ["\n" + settings.template.format(word=word.text) for word in words])
+    frames = [_frame(line, word.token) for line, word in zip(lines, words, strict=True)]
+    # What most words stand in is the template; a word of several tokens, or one that melts into its neighbours, is not.
+    counts = Counter(frame for frame in frames if frame is not None)
+    usual = counts.most_common(1)[0][0] if counts else None
+    kept = [word for word, frame in zip(words, frames, strict=True) if frame is not None and frame == usual]
+    return kept, len(words) - len(kept)
+
+
+def prompt_text(word: Word, examples: Sequence[Word], settings: AbsorptionConfig, rng: random.Random) -> str:
+    """Solved lines of some examples, then the word's own line up to its answer."""
+    drawn = rng.sample(examples, settings.lines)
+    while any(example.text == word.text for example in drawn):
+        drawn = rng.sample(examples, settings.lines)
+    solved = [f"{settings.template.format(word=w.text)} {LETTERS[w.letter].upper()}" for w in drawn]
+    # The first line too comes after a newline, so that words stand alike everywhere.
+    return "".join(f"\n{line}" for line in (*solved, settings.template.format(word=word.text)))
+
+
+def _tokenize(
+    tokenizer: Any, texts: Sequence[tuple[Word, str]], tail: int, settings: AbsorptionConfig
+) -> list[Prompt | None]:
+    """Prompts up to their word, which `tail` tokens follow; none where the word is another token there."""
+    before = _before(tokenizer, settings.bos)
+    prompts: list[Prompt | None] = []
+    for (word, _), ids in zip(texts, _encode(tokenizer, [text for _, text in texts]), strict=True):
+        ok = len(ids) > tail and ids[-tail - 1] == word.token
+        prompts.append(Prompt(word, np.array([*before, *ids[:-tail]], np.int64)) if ok else None)
+    return prompts
+
+
+def _tail(tokenizer: Any, word: Word, settings: AbsorptionConfig) -> int:
+    """Tokens of the template after a word."""
+    [line] = _encode(tokenizer, ["\n" + settings.template.format(word=word.text)])
+    frame = _frame(line, word.token)
+    assert frame is not None, "words are found by their frame"
+    return len(frame[1])
+
+
+def _frame(line: list[int], token: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The tokens before and after a token; none if it is not in the line."""
+    if token not in line:
+        return None
+    place = line.index(token)
+    return tuple(line[:place]), tuple(line[place + 1 :])
+
+
+def _before(tokenizer: Any, bos: bool) -> list[int]:
+    found = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    return [found] if bos and found is not None else []
+
+
+def _encode(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
+    for first in range(0, len(texts), TEXTS_AT_ONCE):
+        yield from tokenizer(list(texts[first : first + TEXTS_AT_ONCE]), add_special_tokens=False)["input_ids"]
+
+
+def _as_text(tokenizer: Any, token: str) -> str:
+    text: str = tokenizer.convert_tokens_to_string([token])
+    # Some tokenizers drop the space that this sign stands for at the start of a text.
+    return f" {text}" if token.startswith("▁") and not text.startswith(" ") else text
+
+
+def _is_word(text: str) -> bool:
+    text = text.removeprefix(" ")
+    return bool(text) and all(char in ascii_letters for char in text)

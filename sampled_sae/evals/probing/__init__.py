@@ -1,0 +1,7 @@
+"""Sparse probing: how well a few latents, all of them, or the residual stream tell classes of texts apart."""
+
+from sampled_sae.evals.probing.config import ProbingConfig
+from sampled_sae.evals.probing.evaluate import evaluate_probing, evaluate_probing_many
+from sampled_sae.evals.probing.result import ProbingResult, to_saebench
+
+__all__ = ["ProbingConfig", "ProbingResult", "evaluate_probing", "evaluate_probing_many", "to_saebench"]

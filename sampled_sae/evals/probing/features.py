@@ -1,0 +1,220 @@
+"""Texts -> features: the mean over a text's tokens of the residual stream, and of each SAE's codes.
+
+The model reads each text once for all SAEs, and nothing is kept of single tokens. An SAE's means are kept as their
+nonzero entries: of 65,536 latents a text of 128 tokens uses a few thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampled_sae.data.contexts import HALVES, Tokenizer
+from sampled_sae.data.layers import LanguageModel
+from sampled_sae.errors import UserError
+from sampled_sae.evals.probing.config import ProbingConfig
+from sampled_sae.sae import SAE
+
+TEXTS_AT_ONCE = 1024
+"""Texts that are tokenized together."""
+CHARACTERS_A_TOKEN = 64
+"""Of a text no more than so many characters for each token are read: what is cut off begins after the last token, but
+for texts of tokens that are ten times as long as usual."""
+
+
+class Tokens(NamedTuple):
+    """Token ids of some texts, padded at their ends, of about equal length."""
+
+    first: int
+    """Number of the first text; the others follow it."""
+    ids: Tensor
+    """[t, L] long, with BOS if there is one."""
+    lengths: Tensor
+    """[t] long: tokens that are the text's own."""
+
+
+def tokenize(texts: Sequence[str], tokenizer: Tokenizer, settings: ProbingConfig) -> list[list[int]]:
+    """Texts -> their first tokens, without BOS; at least one each.
+
+    A text that quotes a special token means its letters, not the token.
+    """
+    most = settings.tokens - settings.bos
+    options = dict(add_special_tokens=False, split_special_tokens=True, padding=False, truncation=False)
+    found: list[list[int]] = []
+    for first in range(0, len(texts), TEXTS_AT_ONCE):
+        part = [HALVES.sub("\N{REPLACEMENT CHARACTER}", text) for text in texts[first : first + TEXTS_AT_ONCE]]
+        # Quiet, or else it warns of texts longer than the model's context.
+        ids = tokenizer(part, **options, return_attention_mask=False, verbose=False)["input_ids"]
+        found += [list(one[:most]) for one in ids]
+    for text, one in zip(texts, found, strict=True):
+        if not one:
+            raise UserError(f"datasets: the text {text[:40]!r} gives no token; take it out")
+    return found
+
+
+def bos_token(tokenizer: Tokenizer, settings: ProbingConfig) -> list[int]:
+    """What each text begins with: one token id or none."""
+    if not settings.bos:
+        return []
+    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return [token]
+    raise UserError("bos = True: the tokenizer has neither BOS nor EOS; must be False")
+
+
+def batches(ids: list[list[int]], before: list[int], at_once: int) -> Iterator[Tokens]:
+    """Token ids of texts, sorted by length -> parts of them, each padded to its own longest."""
+    for first in range(0, len(ids), at_once):
+        part = [[*before, *one] for one in ids[first : first + at_once]]
+        longest = max(map(len, part))
+        # What stands at the end is seen by no token before it, and no mean counts it: any id will do.
+        padded = torch.tensor([one + [one[-1]] * (longest - len(one)) for one in part])
+        yield Tokens(first, padded, torch.tensor([len(one) - len(before) for one in part]))
+
+
+class Entries:
+    """The mean codes of some texts by one SAE, [N, m], as their nonzero entries; texts come in their order."""
+
+    def __init__(self, sae: SAE, contrast: Tensor):
+        """`contrast` [T, N]: weights of the texts in sums that are taken on the way, one a task."""
+        self.m = sae.m
+        self.contrast = contrast.to(sae.device, torch.float64)
+        self.difference = torch.zeros(len(contrast), sae.m, dtype=torch.float64, device=sae.device)
+        """[T, m]: the weighted sums over the texts so far."""
+        self._row: list[Tensor] = []
+        self._latent: list[Tensor] = []
+        self._value: list[Tensor] = []
+
+    def add(self, first: int, means: Tensor) -> None:
+        """The mean codes [t, m] of the texts from number `first` on."""
+        self.difference += self.contrast[:, first : first + len(means)] @ means.double()
+        row, latent = means.nonzero(as_tuple=True)
+        self._value.append(means[row, latent])
+        self._row.append((row + first).int())
+        self._latent.append(latent.int())
+
+    def _all(self) -> tuple[Tensor, Tensor, Tensor]:
+        # Joined once; the list of one tensor stays.
+        for parts in (self._row, self._latent, self._value):
+            if len(parts) > 1:
+                parts[:] = [torch.cat(parts)]
+        return self._row[0], self._latent[0], self._value[0]
+
+    def columns(self, latents: Tensor) -> Tensor:
+        """Latents [u], each once -> their means [N, u] float64."""
+        return self._dense(torch.arange(self.contrast.shape[1], device=latents.device), latents).double()
+
+    def rows(self, texts: Tensor) -> Tensor:
+        """Numbers of texts [n], each once -> the means [n, u] of the u latents that are not 0 in all of them."""
+        row, latent, _ = self._all()
+        wanted = torch.zeros(self.contrast.shape[1], dtype=torch.bool, device=row.device)
+        wanted[texts] = True
+        used = torch.zeros(self.m, dtype=torch.bool, device=row.device)
+        used[latent[wanted[row]]] = True
+        return self._dense(texts, used.nonzero().squeeze(1))
+
+    def _dense(self, texts: Tensor, latents: Tensor) -> Tensor:
+        """Texts [n] and latents [u] -> [n, u]."""
+        row, latent, value = self._all()
+        place = row.new_full((self.contrast.shape[1],), -1)
+        place[texts] = torch.arange(len(texts), dtype=place.dtype, device=place.device)
+        column = row.new_full((self.m,), -1)
+        column[latents] = torch.arange(len(latents), dtype=place.dtype, device=place.device)
+        i, j = place[row], column[latent]
+        inside = (i >= 0) & (j >= 0)
+        dense = value.new_zeros(len(texts), len(latents))
+        dense[i[inside], j[inside]] = value[inside]
+        return dense
+
+
+class Features(NamedTuple):
+    """What probes of one dataset see."""
+
+    residual: Tensor
+    """[N, d] float64: mean residual stream of each text."""
+    codes: list[Entries]
+    """Mean codes of each text, for each SAE."""
+
+
+def read(
+    model: LanguageModel,
+    layer: int,
+    saes: Sequence[SAE],
+    ids: list[list[int]],
+    contrast: Tensor,
+    settings: ProbingConfig,
+    progress: Callable[[int], None],
+) -> Features:
+    """Token ids of N texts, sorted by length -> their features; `contrast` [T, N] as in `Entries`.
+
+    `progress` is told after each part how many texts were read in it.
+    """
+    before = bos_token(model.tokenizer, settings)
+    codes = [Entries(sae, contrast) for sae in saes]
+    cuts = [threshold(sae) for sae in saes]
+    residual: list[Tensor] = []
+    for part in batches(ids, before, settings.contexts_at_once):
+        stream = model.activations(part.ids, [layer])[layer][:, len(before) :]
+        weights = _weights(part.lengths, stream.shape[1]).to(stream.device)
+        residual.append((stream.double() * weights[..., None]).sum(1))
+        for sae, entries, cut in zip(saes, codes, cuts, strict=True):
+            entries.add(part.first, _pool(sae, stream, weights, cut, settings))
+        progress(len(part.ids))
+    found = torch.cat(residual)
+    if not bool(found.isfinite().all()):
+        raise UserError(
+            f"layer = {layer}: {model.name} gives activations that are nan or infinite in {model.dtype}; "
+            "load it in float32"
+        )
+    return Features(found, codes)
+
+
+def _weights(lengths: Tensor, longest: int) -> Tensor:
+    """[t] -> [t, longest]: 1 / length at a text's own tokens, 0 after them."""
+    inside = torch.arange(longest) < lengths[:, None]
+    return inside.double() / lengths[:, None]
+
+
+def _pool(sae: SAE, stream: Tensor, weights: Tensor, cut: float | Tensor, settings: ProbingConfig) -> Tensor:
+    """Residual stream [t, L, d] and weights of its tokens [t, L] -> mean codes [t, m]."""
+    at_once = max(1, settings.tokens_at_once // stream.shape[1])
+    means = []
+    for x, weight in zip(stream.split(at_once), weights.split(at_once), strict=True):
+        x = x.to(sae.device, sae.dtype)
+        with matmul_precision("high" if settings.tf32 else "highest"):
+            z = encode(sae, x.flatten(0, 1), cut).view(*x.shape[:2], sae.m)
+        with matmul_precision("highest"):
+            means.append(torch.bmm(weight[:, None].to(z.device, z.dtype), z).squeeze(1))
+    return torch.cat(means)
+
+
+def threshold(sae: SAE) -> float | Tensor:
+    """What an activation must be above to fire: a number, or one for each latent [m]; never below 0, for ReLU."""
+    cut = sae.threshold.clamp_min(0.0)
+    return cut if cut.ndim or sae.dtype not in (torch.float32, torch.float64) else float(cut)
+
+
+def encode(sae: SAE, x: Tensor, cut: float | Tensor) -> Tensor:
+    """x [t, d] and `threshold(sae)` -> codes [t, m], in float32 at least.
+
+    The same as `SAE.encode`, with fewer passes over memory: what is above the threshold needs no ReLU.
+    """
+    z = torch.addmm(sae.b_enc, x - sae.b_dec, sae.W_enc)
+    if isinstance(cut, float):
+        return torch.threshold_(z, cut, 0.0)
+    return (z * (z > cut)).to(torch.promote_types(z.dtype, torch.float32))
+
+
+@contextmanager
+def matmul_precision(name: str) -> Iterator[None]:
+    """Whether float32 products on a GPU may round to TF32 (`high`) or not (`highest`)."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

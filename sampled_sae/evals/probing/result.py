@@ -1,0 +1,208 @@
+"""What sparse probing found: single probes, means over classes and then datasets, and their spread over seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import is_dataclass
+from typing import Any, NamedTuple
+
+from sampled_sae.config import to_dict
+from sampled_sae.evals.probing.config import ProbingConfig
+from sampled_sae.evals.probing.scores import Scores
+
+
+class Spread(NamedTuple):
+    """One measure over seeds."""
+
+    mean: float
+    std: float | None
+    """Standard deviation over seeds (n - 1); none for a single seed."""
+
+
+class Summary(NamedTuple):
+    """Means over classes, or over datasets of means over classes."""
+
+    accuracy: Spread
+    f1: Spread
+    auc: Spread
+
+
+class Probes(NamedTuple):
+    """One number of a kind for each kind of probe: `Scores` of single probes, or `Summary`."""
+
+    top: dict[int, Any]
+    """On the k best latents, for each k."""
+    all_latents: Any
+    """On all latents; none if that was not to be measured."""
+    residual_top: dict[int, Any]
+    """On the k best channels of the residual stream, for each k."""
+    residual: Any
+    """On the whole residual stream."""
+
+
+class TaskResult(NamedTuple):
+    """One class against the others, with the texts of one seed."""
+
+    label: str
+    seed: int
+    train_texts: int
+    """Texts that the probes were fitted to, half of them of the class."""
+    test_texts: int
+    latents: list[int]
+    """The latents that differ most between the class and the others, the most first: as many as the largest k."""
+    scores: Probes
+    """`Scores` of each probe."""
+
+
+class DatasetResult(NamedTuple):
+    """All classes of one dataset."""
+
+    name: str
+    summary: Probes
+    """`Summary` of each kind of probe: means over classes."""
+    tasks: list[TaskResult]
+    texts: int
+    """Different texts that were read."""
+    blank: int
+    """Texts that were left out because there is nothing in them."""
+    repeated: int
+    """Texts that were left out because the same text was there before."""
+    other_split: int
+    """Texts that were left out because they belong to neither train nor test."""
+    skipped: dict[str, str]
+    """Classes that have too few texts for a task, and how many they have."""
+
+
+class ProbingResult(NamedTuple):
+    """One SAE on one layer of one model."""
+
+    model: str
+    dtype: str
+    """Of the model's activations."""
+    layer: int
+    """The residual stream after this block, counted from 0."""
+    summary: Probes
+    """`Summary` of each kind of probe: means over classes, then datasets."""
+    datasets: list[DatasetResult]
+    settings: ProbingConfig
+    """How it was measured."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+
+def combine(probes: Sequence[Probes], merge: Callable[[list[Any]], Any]) -> Probes:
+    """Several results of the same kinds of probes -> one, each kind merged on its own."""
+    first = probes[0]
+
+    def one(values: list[Any]) -> Any:
+        return None if values[0] is None else merge(values)
+
+    return Probes(
+        {k: one([p.top[k] for p in probes]) for k in first.top},
+        one([p.all_latents for p in probes]),
+        {k: one([p.residual_top[k] for p in probes]) for k in first.residual_top},
+        one([p.residual for p in probes]),
+    )
+
+
+def means_by_seed(tasks: Iterable[TaskResult]) -> list[Probes]:
+    """For each seed the means over classes, `Scores` again."""
+    seeds: dict[int, list[Probes]] = {}
+    for task in tasks:
+        seeds.setdefault(task.seed, []).append(task.scores)
+    return [combine(scores, _mean) for scores in seeds.values()]
+
+
+def summarise(datasets: Sequence[Sequence[TaskResult]]) -> Probes:
+    """The tasks of each dataset -> means over classes, then over datasets, and their spread over seeds."""
+    by_seed = zip(*(means_by_seed(tasks) for tasks in datasets), strict=True)
+    return combine([combine(probes, _mean) for probes in by_seed], _spread)
+
+
+def _mean(scores: list[Scores]) -> Scores:
+    return Scores(*(statistics.fmean(values) for values in zip(*scores, strict=True)))
+
+
+def _spread(scores: list[Scores]) -> Summary:
+    several = len(scores) > 1
+    return Summary(
+        *(
+            Spread(statistics.fmean(values), statistics.stdev(values) if several else None)
+            for values in zip(*scores, strict=True)
+        )
+    )
+
+
+# ---- SAEBench's layout -------------------------------------------------------------------------------
+
+SAEBENCH_K = (1, 2, 5, 10, 20, 50, 100)
+"""Those that SAEBench's results have a name for."""
+
+
+def to_saebench(result: ProbingResult, settings: ProbingConfig) -> dict[str, Any]:
+    """The result as SAEBench's own tools read it. Means over seeds; numbers of latents that it does not know are left
+    out."""
+    return {
+        "eval_type_id": "sparse_probing",
+        "eval_config": {
+            "random_seed": settings.seeds[0],
+            "dataset_names": [dataset.name for dataset in result.datasets],
+            "probe_train_set_size": settings.train_texts,
+            "probe_test_set_size": settings.test_texts,
+            "context_length": settings.tokens,
+            "sae_batch_size": max(1, settings.tokens_at_once // settings.tokens),
+            "llm_batch_size": settings.contexts_at_once,
+            "llm_dtype": result.dtype,
+            "model_name": result.model,
+            "k_values": [k for k in settings.k if k in SAEBENCH_K],
+            "lower_vram_usage": not settings.all_latents,
+        },
+        "eval_id": None,
+        "datetime_epoch_millis": None,
+        "eval_result_metrics": _by_category(_accuracies(result.summary, lambda s: s.accuracy.mean)),
+        "eval_result_details": [
+            {"dataset_name": f"{dataset.name}_results", **_accuracies(dataset.summary, lambda s: s.accuracy.mean)}
+            for dataset in result.datasets
+        ],
+        "eval_result_unstructured": {f"{dataset.name}_results": _by_label(dataset) for dataset in result.datasets},
+    }
+
+
+def _accuracies(probes: Probes, accuracy: Callable[[Any], float]) -> dict[str, float | None]:
+    """Accuracies under SAEBench's names."""
+    found: dict[str, float | None] = {"llm_test_accuracy": accuracy(probes.residual)}
+    found["sae_test_accuracy"] = None if probes.all_latents is None else accuracy(probes.all_latents)
+    for kind, top in (("llm", probes.residual_top), ("sae", probes.top)):
+        found |= {f"{kind}_top_{k}_test_accuracy": accuracy(one) for k, one in top.items() if k in SAEBENCH_K}
+    return found
+
+
+def _by_category(found: dict[str, float | None]) -> dict[str, dict[str, float | None]]:
+    return {kind: {name: value for name, value in found.items() if name.startswith(kind)} for kind in ("llm", "sae")}
+
+
+def _by_label(dataset: DatasetResult) -> dict[str, dict[str, float]]:
+    """For each kind of probe the accuracy of each class, the mean over seeds."""
+    labels: dict[str, list[Probes]] = {}
+    for task in dataset.tasks:
+        labels.setdefault(task.label, []).append(task.scores)
+    found: dict[str, dict[str, float]] = {}
+    for label, probes in labels.items():
+        for name, value in _accuracies(combine(probes, _mean), lambda s: s.accuracy).items():
+            if value is not None:
+                found.setdefault(name, {})[label] = value
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    if is_dataclass(value):
+        return _plain(to_dict(value))
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,194 @@
+"""One-to-one matching of two dictionaries' rows with the largest total cosine: each latent with one of the other."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampled_sae.errors import UserError
+from sampled_sae.evals.similarity.config import SimilarityConfig
+from sampled_sae.evals.similarity.stream import best_of_rows
+
+MOST_SWEEPS = 1000
+"""Sweeps over the candidates that look for prices; fewer are needed, and any prices give a true bound."""
+SETTLED = 1e-9
+"""A price that rises by less does not count."""
+
+
+class Match(NamedTuple):
+    """The partner of each row; every row of the smaller side has one, none has two."""
+
+    column: Tensor
+    """[m] long on the CPU: the row's partner, -1 for one without."""
+    cosine: Tensor
+    """[m] float32 on the CPU: cosine of the two, nan for a row without partner."""
+    method: Literal["exact", "candidates"]
+    """Whether all cosines were read at once, or only the best candidates of each row and column."""
+    total: float
+    """Sum of the pairs' cosines."""
+    bound: float
+    """No one-to-one matching has a larger sum than this."""
+
+    @property
+    def pairs(self) -> int:
+        return int((self.column >= 0).sum())
+
+    @property
+    def gap(self) -> float:
+        """Mean cosine a pair by which a better matching could be better, at most."""
+        return max(0.0, self.bound - self.total) / max(1, self.pairs)
+
+
+def match_rows(a: Tensor, b: Tensor, settings: SimilarityConfig | None = None) -> Match:
+    """Match unit rows [m, d] to unit rows [n, d], by cosine with its sign.
+
+    Small dictionaries are matched exactly (Hungarian). Large ones on a sparse graph of candidates, which grows until
+    duality proves that no better matching exists up to the tolerance, or the rounds are over; `gap` says what is left.
+    """
+    settings = settings or SimilarityConfig()
+    if not len(a) or not len(b):
+        return Match(torch.full((len(a),), -1), torch.full((len(a),), torch.nan), "exact", 0.0, 0.0)
+    if len(a) > len(b):
+        return _turned(match_rows(b, a, settings), len(a))
+    if len(a) * len(b) <= settings.exact_up_to**2:
+        return _exact(a, b)
+    return _by_candidates(a, b, settings)
+
+
+def _turned(match: Match, rows: int) -> Match:
+    """The same pairs, seen from the other side."""
+    column, cosine = torch.full((rows,), -1), torch.full((rows,), torch.nan)
+    column[match.column] = torch.arange(len(match.column))
+    cosine[match.column] = match.cosine
+    return match._replace(column=column, cosine=cosine)
+
+
+def _exact(a: Tensor, b: Tensor) -> Match:
+    cosine = (a @ b.T).cpu()
+    row, column = map(torch.from_numpy, _scipy("optimize").linear_sum_assignment(cosine.numpy(), maximize=True))
+    found = cosine[row, column]
+    total = float(found.double().sum())
+    return Match(column, found, "exact", total, total)
+
+
+# ---- large dictionaries --------------------------------------------------------------------------------
+
+
+class _Edges(NamedTuple):
+    """Pairs that a matching may use, each once."""
+
+    row: Tensor
+    column: Tensor
+    cosine: Tensor
+    """Float64."""
+
+
+def _by_candidates(a: Tensor, b: Tensor, settings: SimilarityConfig) -> Match:
+    best, columns = best_of_rows(a, b, settings.candidates, settings.at_once)
+    back, rows = best_of_rows(b, a, settings.candidates, settings.at_once)
+    # Each row has one partner at most, and so has each column: two bounds that need no prices.
+    bound = min(float(best[:, 0].double().sum()), float(back[:, 0].double().topk(len(a)).values.sum()))
+    edges = _joined(len(b), _listed(best, columns), _listed(back, rows, turned=True))
+    try:
+        column = _assign(edges, len(a), len(b))
+    except ValueError:  # these candidates leave some row without a partner
+        edges = _joined(len(b), edges, _completion(a, b, edges, settings.exact_up_to))
+        column = _assign(edges, len(a), len(b))
+    for number in range(settings.rounds):
+        prices = _prices(edges, column, len(b))
+        reduced, columns = best_of_rows(a, b, 4, settings.at_once, prices.to(a))
+        # Duality: prices p >= 0 bound every matching by sum of p plus each row's largest cosine less price.
+        bound = min(bound, float(prices.sum() + reduced[:, 0].double().sum()))
+        total = float(_pair_cosines(a, b, column).double().sum())
+        if bound - total <= settings.tolerance * len(a) or number == settings.rounds - 1:
+            break
+        cosine = reduced.double().cpu() + prices[columns.cpu()]
+        edges = _joined(len(b), edges, _listed(cosine, columns))
+        column = _assign(edges, len(a), len(b))
+    cosine = _pair_cosines(a, b, column)
+    total = float(cosine.double().sum())
+    return Match(column, cosine, "candidates", total, max(bound, total))
+
+
+def _listed(cosine: Tensor, partner: Tensor, turned: bool = False) -> _Edges:
+    """Cosines and partners [n, c] of each row (or column, if turned) as a list."""
+    own = torch.arange(len(partner)).repeat_interleave(partner.shape[1])
+    other = partner.cpu().flatten()
+    return _Edges(*((other, own) if turned else (own, other)), cosine.cpu().double().flatten())
+
+
+def _joined(n: int, *parts: _Edges) -> _Edges:
+    """Lists of edges as one, each edge once, in order of rows and columns."""
+    key = torch.cat([part.row * n + part.column for part in parts])
+    cosine = torch.cat([part.cosine for part in parts])
+    unique, place = key.unique(return_inverse=True)
+    # Two products may round one cosine differently: the larger one counts.
+    cosine = torch.full((len(unique),), -torch.inf, dtype=torch.float64).scatter_reduce_(0, place, cosine, "amax")
+    return _Edges(unique // n, unique % n, cosine)
+
+
+def _completion(a: Tensor, b: Tensor, edges: _Edges, exact_up_to: int) -> _Edges:
+    """Edges that make a matching of all rows possible, where the candidates alone do not."""
+    m, n = len(a), len(b)
+    # A column of its own for each row, at a cosine of 0, so that the sparse problem always has a solution.
+    spare = _Edges(torch.arange(m), n + torch.arange(m), torch.zeros(m, dtype=torch.float64))
+    column = _assign(_joined(n + m, edges, spare), m, n + m)
+    left = (column >= n).nonzero()[:, 0]
+    taken = torch.zeros(n, dtype=torch.bool)
+    taken[column[column < n]] = True
+    free = (~taken).nonzero()[:, 0]
+    if len(left) * len(free) > max(exact_up_to, 1024) ** 2:
+        # Only dictionaries of many equal rows come here, where one partner is as good as another.
+        free = free[: len(left)]
+        return _Edges(left, free, _pair_cosines(a[left.to(a.device)], b, free).double())
+    cosine = (a[left.to(a.device)] @ b[free.to(b.device)].T).cpu()
+    row, among = map(torch.from_numpy, _scipy("optimize").linear_sum_assignment(cosine.numpy(), maximize=True))
+    return _Edges(left[row], free[among], cosine[row, among].double())
+
+
+def _assign(edges: _Edges, m: int, n: int) -> Tensor:
+    """The best matching of all m rows that uses these edges alone: each row's column [m]."""
+    # Costs must be above 0: scipy takes a 0 for an edge that is not there.
+    graph = _scipy("sparse").csr_array(
+        ((2 - edges.cosine).numpy(), (edges.row.int().numpy(), edges.column.int().numpy())), shape=(m, n)
+    )
+    row, column = _scipy("sparse.csgraph").min_weight_full_bipartite_matching(graph)
+    return torch.empty(m, dtype=torch.long).index_copy_(
+        0, torch.as_tensor(row, dtype=torch.long), torch.as_tensor(column, dtype=torch.long)
+    )
+
+
+def _prices(edges: _Edges, column: Tensor, n: int) -> Tensor:
+    """Prices [n] float64 of the columns at which every row likes its own column best, among its edges.
+
+    A row that keeps its column gains cosine less price; another column must cost enough not to tempt it. Prices start
+    at 0 and rise until nobody is tempted, which happens because the matching is the best on these edges.
+    """
+    place = torch.searchsorted(edges.row * n + edges.column, torch.arange(len(column)) * n + column)
+    temptation = edges.cosine - edges.cosine[place][edges.row]
+    current = column[edges.row]
+    prices = torch.zeros(n, dtype=torch.float64)
+    for _ in range(MOST_SWEEPS):
+        risen = prices.scatter_reduce(0, edges.column, temptation + prices[current], "amax")
+        if float((risen - prices).max()) <= SETTLED:
+            break
+        prices = risen
+    return prices
+
+
+def _pair_cosines(a: Tensor, b: Tensor, column: Tensor) -> Tensor:
+    """Cosines [m] of each row of a with its partner, on the CPU."""
+    parts = zip(a.split(8192), column.split(8192), strict=True)
+    return torch.cat([(part * b[chosen.to(b.device)]).sum(1).cpu() for part, chosen in parts])
+
+
+def _scipy(name: str) -> Any:
+    """A part of scipy, or one line on what is missing."""
+    import importlib
+
+    try:
+        return importlib.import_module(f"scipy.{name}")
+    except ImportError:
+        raise UserError("matching needs scipy; pip install 'sampled-sae[experiments]'") from None
