@@ -19,6 +19,7 @@ demo-lm: .venv/ready
 	    --heldout-tokens 8192 --buffer-tokens 32768 --batch-size 1024 --latents 4096 --k 32 --lr 1e-3 \
 	    --methods batchtopk topk sampled released --l 30 --out demo-lm
 	@$(BIN)/sampled-sae eval demo-lm --text stdlib --contexts 16
+	@$(BIN)/sampled-sae report demo-lm --out demo-lm/report --no-figures
 
 test: .venv/ready
 	$(BIN)/ruff check .

@@ -14,8 +14,8 @@ from sampled_sae.cli_compare import Compare
 from sampled_sae.errors import UserError
 from sampled_sae.evals.firing import save_firing
 from sampled_sae.report.compare_terminal import spark
+from tests.evals.similarity.test_unique import has_minilm
 from tests.evals.similarity.tools import explain, made, rows, seeded
-from tests.evals.test_unique import has_minilm
 
 
 def compare(*words) -> None:

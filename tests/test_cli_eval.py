@@ -1,0 +1,101 @@
+"""All evaluations by the command line, on SAEs of a tiny model; what each measures is tested beside its code."""
+
+import csv
+import json
+
+import pytest
+
+from sampled_sae import cli
+from sampled_sae.evals.firing import load_live
+from tests.data.tiny_models import make_model, make_tokenizer
+
+SMALL = ["--context", "20", "--buffer-tokens", "800", "--heldout-tokens", "60", "--batch-size", "50", "--latents", "64"]
+SMALL += ["--k", "4", "--device", "cpu", "--tokens", "600", "--methods", "batchtopk", "topk"]
+
+
+def run(*words) -> None:
+    cli.main([str(word) for word in words])
+
+
+def refused(line, capsys, *words) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run(*words)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and line in error and "Traceback" not in error
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model, a text, labelled texts and a run of two SAEs."""
+    place = tmp_path_factory.mktemp("place")
+    make_model("gpt_neox").save_pretrained(place / "model")
+    make_tokenizer().save_pretrained(place / "model")
+    lines = [json.dumps({"text": f"{n} " + " ".join(f"the{n * i % 97}" for i in range(30))}) for n in range(60)]
+    (place / "text.jsonl").write_text("\n".join(lines))
+    labelled = [{"text": f"{n} the " + ("a " if n % 2 else "b ") * 8, "label": "ab"[n % 2]} for n in range(200)]
+    (place / "labels.jsonl").write_text("\n".join(map(json.dumps, labelled)))
+    source = ("--model", place / "model", "--text", place / "text.jsonl", "--layer", 1)
+    run("train", *source, "--out", place / "run", *SMALL)
+    return place
+
+
+def test_several_evaluations_in_one_command(place, capsys):
+    words = ("eval", place / "run", "--evals", "core,probing", "--text", place / "text.jsonl", "--contexts", 3)
+    words += (
+        "--probing.datasets",
+        place / "labels.jsonl",
+        "--probing.k",
+        1,
+        2,
+        "--probing.tokens",
+        30,
+        "--device",
+        "cpu",
+    )
+    capsys.readouterr()
+    run(*words)
+    shown = capsys.readouterr().out
+    assert "CE recovered" in shown and "residual stream" in shown and shown.count("batchtopk-s0") == 2
+    evals = place / "run" / "saes" / "topk-s0" / "evals"
+    probing = json.loads((evals / "probing.json").read_text())
+    assert probing["saebench"]["eval_type_id"] == "sparse_probing" and probing["sae"]["seed"] == 0
+    assert load_live(evals.parent, 64).mask is not None
+    table = list(csv.DictReader((place / "run" / "evals" / "table.csv").open()))
+    assert {row["evaluation"] for row in table} == {"core", "probing"} and {row["layer"] for row in table} == {"1"}
+    top = [row for row in table if row["sae"] == "topk-s0" and row["metric"] == "probing_2"]
+    assert float(top[0]["value"]) == probing["result"]["summary"]["top"]["2"]["accuracy"]["mean"]
+    files = {path.parent.name for path in (place / "run" / "evals" / "saebench").rglob("*_eval_results.json")}
+    assert files == {"core", "sparse_probing"}
+
+    before = (evals / "probing.json").stat().st_mtime_ns, (evals / "core.json").stat().st_mtime_ns
+    run(*words, "--probing.contexts-at-once", 3)  # what decides no number
+    assert before == ((evals / "probing.json").stat().st_mtime_ns, (evals / "core.json").stat().st_mtime_ns)
+    run(*words, "--probing.seeds", 1)
+    assert before[1] == (evals / "core.json").stat().st_mtime_ns != (evals / "probing.json").stat().st_mtime_ns
+
+
+def test_a_model_that_cannot_spell(place, capsys):
+    words = ("eval", place / "run", "--evals", "absorption", "--device", "cpu", "--out", place / "out")
+    refused("reads at most 64 tokens at once", capsys, *words)
+    run(*words, "--absorption.lines", 1)
+    assert "Not evaluable" in capsys.readouterr().out
+    table = list(csv.DictReader((place / "out" / "table.csv").open()))
+    assert {row["metric"] for row in table} == {"absorption_letters"}
+
+
+def test_bad_input_is_one_line(place, capsys):
+    refused("evals = 'prob': must be among core, probing", capsys, "eval", place / "run", "--evals", "core", "prob")
+    refused("evals: must name at least one", capsys, "eval", place / "run", "--evals", ",")
+    refused("text: is missing; core reads one", capsys, "eval", place / "run")
+    refused("text: is missing; autointerp reads one", capsys, "eval", place / "run", "--evals", "autointerp")
+    missing = (
+        "eval",
+        place / "run",
+        "--evals",
+        "probing",
+        "--probing.datasets",
+        place / "none.jsonl",
+        "--probing.tokens",
+        9,
+    )
+    refused("none.jsonl", capsys, *missing, "--device", "cpu")
