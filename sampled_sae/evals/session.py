@@ -79,7 +79,7 @@ class Session:
         def progress(done: int, total: int) -> None:
             nonlocal bar
             if bar is None:
-                bar = show(total, what=f"{request.name} of {len(saes)} SAEs", unit="parts")
+                bar = show(total, start=done, what=f"{request.name} of {len(saes)} SAEs", unit="parts")
             bar.update(done)
 
         try:

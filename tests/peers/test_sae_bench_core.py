@@ -13,8 +13,8 @@ from sae_lens import SAE as SAELensSAE
 import sampled_sae as ss
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.evals.core import evaluate_core
-from sampled_sae.evals.core_config import CoreConfig
-from sampled_sae.evals.core_saebench import to_saebench
+from sampled_sae.evals.core.config import CoreConfig
+from sampled_sae.evals.core.saebench import to_saebench
 from sampled_sae.files import write_json
 from sampled_sae.report.eval_tables import write_tables
 

@@ -13,14 +13,14 @@ from sampled_sae.config import SAEConfig, TrainConfig, to_dict
 from sampled_sae.evals.absorption.config import AbsorptionConfig
 from sampled_sae.evals.absorption.result import AbsorptionResult
 from sampled_sae.evals.absorption.result import Spread as LetterSpread
-from sampled_sae.evals.autointerp_config import AutointerpConfig
-from sampled_sae.evals.autointerp_result import AutointerpResult, Score
+from sampled_sae.evals.autointerp.config import AutointerpConfig
+from sampled_sae.evals.autointerp.result import AutointerpResult, Score
 from sampled_sae.evals.bootstrap import Estimate
 from sampled_sae.evals.core import CoreResult
-from sampled_sae.evals.core_config import CoreConfig
-from sampled_sae.evals.core_fidelity import Density, Fidelity
-from sampled_sae.evals.core_loss import Loss
-from sampled_sae.evals.core_trained import Trained
+from sampled_sae.evals.core.config import CoreConfig
+from sampled_sae.evals.core.fidelity import Density, Fidelity
+from sampled_sae.evals.core.loss import Loss
+from sampled_sae.evals.core.trained import Trained
 from sampled_sae.evals.probing.config import ProbingConfig
 from sampled_sae.evals.probing.result import Probes, ProbingResult, Spread, Summary
 

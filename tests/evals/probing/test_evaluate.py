@@ -17,7 +17,7 @@ from sampled_sae.evals.probing.features import encode, threshold
 from sampled_sae.evals.probing.load import load
 from sampled_sae.sae import SAE
 from tests.data.tiny_models import WIDTH, make_model, make_tokenizer, save
-from tests.evals.core_tools import LAYER, random_sae
+from tests.evals.core.tools import LAYER, random_sae
 
 WORDS = {"cold": "snow ice frost the sky", "hot": "sun fire sand the sky", "wet": "rain sea lake the sky"}
 
@@ -191,7 +191,7 @@ def test_a_dead_sae_can_only_guess(lm, file):
 
 
 def test_an_sae_that_keeps_everything_is_as_good_as_the_residual_stream(lm, file):
-    from tests.evals.core_tools import identity_sae
+    from tests.evals.core.tools import identity_sae
 
     found = evaluate_probing(identity_sae(), lm, LAYER, config(file)).summary
     assert found.all_latents.accuracy.mean > found.residual.accuracy.mean - 0.05

@@ -1,0 +1,112 @@
+"""From an explanation to the windows that it means: what judges have in common, and the one that asks a chat model.
+
+A judge gets sheets: an explanation and numbered windows, without a word on which are right. What it names is held
+against the truth elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from sampled_sae.evals.autointerp.chat import Answer, Chat, Question
+from sampled_sae.evals.autointerp.config import verdict_tokens
+from sampled_sae.evals.autointerp.explain import THOUGHTS, Done
+from sampled_sae.evals.autointerp.text import TokenText
+from sampled_sae.evals.autointerp.trials import Trial
+
+DETECTION = (
+    "You are given an explanation of what one latent of a sparse autoencoder fires on, and {n} numbered excerpts of "
+    "text. For each excerpt decide whether the latent fires on at least one token of it, going by the explanation, "
+    "which should not be read too narrowly. Answer with the numbers of the excerpts on which it fires, separated by "
+    "commas, such as {example}; or with None if there are none. Answer with nothing else."
+)
+FUZZING = (
+    "You are given an explanation of what one latent of a sparse autoencoder fires on, and {n} numbered excerpts of "
+    "text. In each, some tokens stand between << and >>. In some excerpts these are the tokens on which the latent "
+    "fires, in the others they were picked at random. Answer with the numbers of the excerpts whose marked tokens fit "
+    "the explanation, separated by commas, such as {example}; or with None if there are none. Answer with nothing else."
+)
+NONE = re.compile(r"(?i)\W*none\W*")
+LIST = re.compile(r"(?i)[\[(]?\s*\d+(?:(?:\s*,\s*and\s+|\s*[,;]\s*|\s+and\s+|\s+)\d+)*\s*[\])]?\s*[.,]?")
+
+
+class Sheet(NamedTuple):
+    """One question to a judge."""
+
+    explanation: str
+    """What the latent is said to fire on."""
+    texts: list[str]
+    """The windows; with marks if the marks are what is judged."""
+    marked: bool
+    """Whether they are."""
+    expected: int
+    """How many windows are right by the protocol: half, or SAEBench's 4 of 14."""
+
+
+class Verdict(NamedTuple):
+    """A judge's answer to one sheet."""
+
+    named: list[bool] | None
+    """For each window whether the judge names it; none if there is no answer."""
+    reason: str = ""
+    """Why there is none."""
+
+
+class Judge(Protocol):
+    """Says which windows an explanation means."""
+
+    name: str
+
+    def judge(self, sheets: Sequence[Sheet], done: Done | None = None) -> list[Verdict]: ...
+
+
+def make_sheet(trial: Trial, explanation: str, text: TokenText) -> Sheet:
+    """A trial as the judge sees it."""
+    texts = [text.show(item.window.tokens, item.marks) for item in trial.items]
+    return Sheet(explanation, texts, trial.kind == "fuzzing", trial.expected)
+
+
+class ChatJudge:
+    """Asks a chat model for the numbers of the windows."""
+
+    def __init__(self, chat: Chat):
+        self.name = f"chat {chat.config.model}"
+        self.chat = chat
+        self.answers: list[Answer] = []
+        """All answers so far, for the books."""
+
+    def judge(self, sheets: Sequence[Sheet], done: Done | None = None) -> list[Verdict]:
+        """One call a sheet."""
+        answers = self.chat.ask([self.question(sheet) for sheet in sheets], done)
+        self.answers += answers
+        return [read_verdict(answer, len(sheet.texts)) for answer, sheet in zip(answers, sheets, strict=True)]
+
+    def question(self, sheet: Sheet) -> Question:
+        """What is asked about one sheet."""
+        n = len(sheet.texts)
+        lines = "\n".join(f"{number}. {text}" for number, text in enumerate(sheet.texts, 1))
+        user = f"The explanation: this latent fires on {sheet.explanation}\n\nThe excerpts:\n\n{lines}"
+        # The example must not always be the same, nor another one when the question is asked again.
+        drawn = random.Random(zlib.crc32(user.encode())).sample(range(1, n + 1), max(1, sheet.expected))
+        example = ", ".join(map(str, sorted(drawn)))
+        system = (FUZZING if sheet.marked else DETECTION).format(n=n, example=example)
+        return Question(system, user, verdict_tokens(n))
+
+
+def read_verdict(answer: Answer, n: int) -> Verdict:
+    """Numbers from 1 to n, or None; anything else is no answer, rather than a guess at one."""
+    if answer.text is None:
+        return Verdict(None, answer.reason)
+    said = THOUGHTS.sub("", answer.text).strip()
+    if NONE.fullmatch(said):
+        return Verdict([False] * n)
+    if not LIST.fullmatch(said):
+        return Verdict(None, "the chat model's answer is no list of numbers")
+    numbers = {int(number) for number in re.findall(r"\d+", said)}
+    if not numbers <= set(range(1, n + 1)):
+        return Verdict(None, "the chat model names windows that are not there")
+    return Verdict([number in numbers for number in range(1, n + 1)])

@@ -1,0 +1,200 @@
+"""What an explainer is shown of a latent, and the windows on which a judge is then tried.
+
+Windows that are judged in the balanced scores never overlap one that the explainer saw; in SAEBench's detection they
+may, because its weighted draws are not kept apart.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampled_sae.evals.autointerp.config import LEAST, AutointerpConfig
+from sampled_sae.evals.autointerp.examples import (
+    Window,
+    apart,
+    cut_out,
+    drawn_order,
+    drawn_places,
+    inner_firings,
+    latent_generator,
+    random_places,
+    silent_places,
+    top_places,
+    windows_at,
+)
+from sampled_sae.evals.autointerp.stream import Firings
+
+Kind = Literal["detection", "balanced", "fuzzing"]
+TOO_FEW = "too few firings"
+NO_SILENT = "no silent windows"
+NO_APART = "too few firings apart from those shown"
+
+
+class Item(NamedTuple):
+    """One window of a trial."""
+
+    window: Window
+    """The text, with the latent's activations."""
+    marks: list[bool] | None
+    """Marked tokens; none where the judge sees no marks."""
+    right: bool
+    """Whether the judge should name it: it counts as firing, or its marks are where the latent fires."""
+
+
+class Trial(NamedTuple):
+    """Windows in random order, some of which the judge should name."""
+
+    kind: Kind
+    """Detection as in SAEBench, the balanced one with checked negatives, or fuzzing."""
+    items: list[Item]
+    """The windows."""
+    expected: int
+    """How many are right by the protocol, whatever the latent does."""
+
+
+class Case(NamedTuple):
+    """One latent with all that is needed to explain it and to try the explanation."""
+
+    latent: int
+    """Its number."""
+    fired: int
+    """Counted tokens at which it fires."""
+    cut: float
+    """A token counts as firing in a window if its activation is above this."""
+    shown: list[Window]
+    """What the explainer sees, the largest activation first."""
+    elsewhere: Tensor
+    """[f] int64: flat positions of its firings above the cut, in what is shown or outside every judged window."""
+    strength: Tensor
+    """[f] float32: its activations there."""
+    trials: list[Trial]
+    """What the judge gets; a score that cannot be had is missing."""
+    missing: dict[Kind, str]
+    """Why."""
+    random_that_fire: int
+    """Of SAEBench's random windows, those in which it does fire."""
+
+
+def build_case(contexts: Tensor, firings: Firings, latent: int, settings: AutointerpConfig) -> Case | str:
+    """Contexts [n, L] and where the latent fires in them -> its case, or why there is none."""
+    generator = latent_generator(settings.seed, latent)
+    buffer, dense = settings.buffer, firings.dense(latent)
+    top = top_places(firings, latent, settings.top, buffer)
+    if len(top) < settings.top:
+        return TOO_FEW
+    cut = settings.mark_above * float(cut_out(dense, top, buffer).max())
+    below = float(dense[top[:, 0], top[:, 1]].min())
+    weighted = drawn_places(firings, latent, settings.weighted, buffer, generator, below=below)
+    if len(weighted) < settings.weighted:
+        return TOO_FEW
+    top = top[torch.randperm(len(top), generator=generator)]
+    shown = torch.cat((top[: settings.shown_top], weighted[: settings.shown_weighted]))
+    chosen = torch.cat((top[settings.shown_top :], weighted[settings.shown_weighted :]))
+    anywhere = random_places(firings.shape, settings.scored_random, buffer, generator)
+    draws = _Draws(contexts, dense, buffer, cut, generator)
+    trials = [draws.trial("detection", draws.unmarked(chosen) + draws.unmarked(anywhere, False), len(chosen))]
+    missing: dict[Kind, str] = {}
+    judged = [chosen, anywhere]
+    positives = _positives(firings, latent, shown, cut, settings, generator)
+    others: list[tuple[Kind, Trial | str | None, Tensor]] = [
+        ("balanced", *draws.balanced(positives, settings.balanced_each)),
+        ("fuzzing", *draws.fuzzing(positives, settings.fuzzing_each)),
+    ]
+    for kind, trial, places in others:
+        if isinstance(trial, Trial):
+            trials.append(trial)
+            judged.append(places)
+        elif trial is not None:
+            missing[kind] = trial
+    return Case(
+        latent,
+        firings.count(latent),
+        cut,
+        sorted(windows_at(contexts, dense, shown, buffer), key=lambda window: -max(window.activations)),
+        *_elsewhere(firings, latent, cut, torch.cat(judged), shown, buffer),
+        trials,
+        missing,
+        sum(max(window.activations) > cut for window in windows_at(contexts, dense, anywhere, buffer)),
+    )
+
+
+def _positives(
+    firings: Firings, latent: int, shown: Tensor, cut: float, settings: AutointerpConfig, generator: torch.Generator
+) -> Tensor:
+    """Places [p, 2] of firing windows that overlap neither each other nor what is shown, by weighted draws."""
+    places, value = inner_firings(firings, latent, settings.buffer)
+    places, value = places[value > cut], value[value > cut]
+    order = drawn_order(value, 2.0, generator)
+    most = max(settings.balanced_each, 2 * settings.fuzzing_each)
+    return apart(places[order], most, 2 * settings.buffer, avoid=shown)
+
+
+def _elsewhere(
+    firings: Firings, latent: int, cut: float, judged: Tensor, shown: Tensor, buffer: int
+) -> tuple[Tensor, Tensor]:
+    flat, value = firings.of(latent)
+    length = firings.shape[1]
+
+    def inside(places: Tensor) -> Tensor:
+        """Which of the firings [f] are in the windows around places [k, 2]."""
+        return torch.isin(flat, (places[:, :1] * length + places[:, 1:] + torch.arange(-buffer, buffer + 1)).flatten())
+
+    kept = (value > cut) & (inside(shown) | ~inside(judged))
+    return flat[kept], value[kept]
+
+
+class _Draws:
+    """Makes the trials of one latent."""
+
+    def __init__(self, contexts: Tensor, dense: Tensor, buffer: int, cut: float, generator: torch.Generator):
+        self.contexts, self.dense, self.buffer, self.cut, self.generator = contexts, dense, buffer, cut, generator
+
+    def trial(self, kind: Kind, items: list[Item], expected: int) -> Trial:
+        order = torch.randperm(len(items), generator=self.generator).tolist()
+        return Trial(kind, [items[number] for number in order], expected)
+
+    def unmarked(self, places: Tensor, right: bool | None = None) -> list[Item]:
+        """Windows that are right or not as told; if not told, those that fire above the cut are."""
+        windows = windows_at(self.contexts, self.dense, places, self.buffer)
+        return [
+            Item(window, None, max(window.activations) > self.cut if right is None else right) for window in windows
+        ]
+
+    def balanced(self, positives: Tensor, each: int) -> tuple[Trial | str | None, Tensor]:
+        """As many firing windows as silent ones; none if it is not wanted, or why it cannot be had."""
+        if not each:
+            return None, positives[:0]
+        positives = positives[:each]
+        if len(positives) < LEAST:
+            return NO_APART, positives
+        negatives = silent_places(self.dense, len(positives), self.buffer, self.generator)
+        if len(negatives) < LEAST:
+            return NO_SILENT, negatives
+        positives = positives[: len(negatives)]
+        items = self.unmarked(positives) + self.unmarked(negatives, False)
+        return self.trial("balanced", items, len(positives)), torch.cat((positives, negatives))
+
+    def fuzzing(self, positives: Tensor, each: int) -> tuple[Trial | str | None, Tensor]:
+        """Firing windows, half of them with as many other tokens marked instead."""
+        if not each:
+            return None, positives[:0]
+        windows = windows_at(self.contexts, self.dense, positives, self.buffer)
+        marks = [[value > self.cut for value in window.activations] for window in windows]
+        # Where most tokens fire, there is no room for as many wrong marks.
+        room = [number for number, marked in enumerate(marks) if 2 * sum(marked) <= len(marked)]
+        half = min(each, len(room) // 2)
+        if half < LEAST:
+            return NO_APART if len(positives) < 2 * LEAST else NO_SILENT, positives
+        items = [Item(windows[number], marks[number], True) for number in room[:half]]
+        items += [Item(windows[number], self._wrong(marks[number]), False) for number in room[half : 2 * half]]
+        return self.trial("fuzzing", items, half), positives[torch.tensor(room[: 2 * half])]
+
+    def _wrong(self, marked: list[bool]) -> list[bool]:
+        """As many marks, at tokens that do not fire."""
+        free = [place for place, firing in enumerate(marked) if not firing]
+        order = torch.randperm(len(free), generator=self.generator)[: sum(marked)].tolist()
+        chosen = {free[number] for number in order}
+        return [place in chosen for place in range(len(marked))]

@@ -1,0 +1,37 @@
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from sampled_sae.errors import UserError
+from sampled_sae.evals.core.config import CoreConfig, special_tokens
+
+
+def test_special_tokens():
+    assert special_tokens(SimpleNamespace(bos_token_id=3, eos_token_id=0, pad_token_id=0)) == (0, 3)
+    assert special_tokens(SimpleNamespace(bos_token_id=None)) == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"skip_first": -1}, "skip_first = -1: must not be negative"),
+        ({"skip_first": 1.5}, "skip_first = 1.5: must be a whole number"),
+        ({"resamples": -1}, "resamples = -1: must not be negative"),
+        ({"norm_factor": 0.5}, "norm_factor = 0.5: must be at least 1"),
+        ({"norm_factor": math.nan}, "norm_factor = nan: must be at least 1"),
+        ({"put_in": "no"}, "put_in = 'no': must be one of saebench, measured, normal, everywhere"),
+        ({"level": 1}, "level = 1.0: must be a share between 0 and 1"),
+        ({"seed": 2**64}, "seed = .*: must fit into 64 bits"),
+        ({"left_out": ("a",)}, r"left_out = \('a',\): must be token ids"),
+        ({"left_out": 3}, "left_out = 3: must be token ids"),
+        ({"loss": 1}, "loss = 1: must be True or False"),
+        *(
+            ({name: 0}, f"{name} = 0: must be at least 1")
+            for name in ("cut_batch", "legacy_batch", "contexts_at_once", "tokens_at_once")
+        ),
+    ],
+)
+def test_bad_settings(given, line):
+    with pytest.raises(UserError, match=line):
+        CoreConfig(**given)
