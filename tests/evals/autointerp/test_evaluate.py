@@ -13,8 +13,8 @@ from sampled_sae.evals.autointerp.config import AutointerpConfig, estimate_calls
 from sampled_sae.evals.autointerp.result import AutointerpResult
 from sampled_sae.evals.explanations import explanations_path, load_explanations
 from sampled_sae.sae import SAE
+from tests.evals.autointerp.test_chat import completion, serving
 from tests.evals.autointerp.tools import ALWAYS, LATENTS, NEVER, word_contexts, word_model, word_sae
-from tests.evals.test_chat import completion, serving
 
 OFFLINE = AutointerpConfig(embedder="minilm", buffer=5, resamples=50)
 

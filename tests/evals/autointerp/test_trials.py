@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from sampled_sae.evals.autointerp.config import AutointerpConfig
 from sampled_sae.evals.autointerp.trials import NO_APART, NO_SILENT, TOO_FEW, Case, build_case
-from tests.evals.test_autointerp_examples import made
+from tests.evals.autointerp.test_examples import made
 
 BUFFER, LENGTH = 3, 40
 
