@@ -14,16 +14,19 @@ import tyro
 from torch import Tensor
 
 from sampled_sae.config import to_dict
-from sampled_sae.data.contexts import TextConfig, contexts
+from sampled_sae.data.contexts import TextConfig, contexts, find_end_of_text
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.errors import UserError
 from sampled_sae.evals.absorption.config import AbsorptionConfig
 from sampled_sae.evals.autointerp.config import AutointerpConfig
-from sampled_sae.evals.core.config import CoreConfig
+from sampled_sae.evals.core.config import CoreConfig, special_tokens
 from sampled_sae.evals.probing.config import ProbingConfig
 from sampled_sae.evals.registry import chosen
 from sampled_sae.evals.session import Request, find_saes, open_session
 from sampled_sae.sae import SAE
+
+INTERP_CONTEXT = 128
+"""Tokens a context of autointerp, as in SAEBench."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +115,20 @@ class Eval:
             return Request(name, about, self._core_settings, partial(self._contexts, self.contexts, self.context, True))
         settings = {"probing": self.probing, "absorption": self.absorption, "autointerp": self.autointerp}[name]
         about |= {key: value for key, value in to_dict(settings).items() if not key.endswith("_at_once")}
-        read = partial(self._contexts, max(1, self.interp_tokens // 128), 128, False) if name == "autointerp" else None
-        if name == "autointerp":
-            about["interp_tokens"] = self.interp_tokens
-        return Request(name, about, lambda sae: settings, read)
+        if name != "autointerp":
+            return Request(name, about, lambda sae, model: settings)
+        about["interp_tokens"] = self.interp_tokens
+        read = partial(self._contexts, max(1, self.interp_tokens // INTERP_CONTEXT), INTERP_CONTEXT, False)
+        return Request(name, about, lambda sae, model: self._autointerp_settings(model), read)
 
-    def _core_settings(self, sae: SAE) -> CoreConfig:
+    def _autointerp_settings(self, model: LanguageModel) -> AutointerpConfig:
+        """Without the tokens that stand for no text, unless it was said which to leave out."""
+        if self.autointerp.left_out:
+            return self.autointerp
+        known = {*special_tokens(model.tokenizer), find_end_of_text(model.tokenizer)}
+        return replace(self.autointerp, left_out=tuple(sorted(known)))
+
+    def _core_settings(self, sae: SAE, model: LanguageModel) -> CoreConfig:
         at_once = self.contexts_at_once or (16 if self._place().type == "cuda" else 4)
         skipped = int(sae.metadata.get("skip_first") or 0)
         settings = CoreConfig(skip_first=skipped, loss=self.loss, contexts_at_once=at_once)

@@ -34,7 +34,7 @@ class Request:
     """Of the evaluation."""
     asked: dict[str, Any]
     """What decides the numbers, as plain JSON; a result is kept for as long as it was asked for in the same way."""
-    settings: Callable[[SAE], Any]
+    settings: Callable[[SAE, LanguageModel], Any]
     """The evaluation's configuration for an SAE; SAEs with equal ones are measured together."""
     contexts: Callable[[SAE, LanguageModel], Tensor] | None = None
     """Token ids [n, L] for an SAE, where the evaluation reads text."""
@@ -60,7 +60,7 @@ class Session:
         """Measure the SAEs of these folders; each one's results are written as soon as they are there."""
         groups: dict[Any, list[Path]] = {}
         for folder in folders:
-            settings = request.settings(self.saes[folder])
+            settings = request.settings(self.saes[folder], self.model)
             groups.setdefault((self.layers[folder], settings, self._text_key(request, folder)), []).append(folder)
         for (layer, settings, _), members in groups.items():
             self._measure_together(request, layer, settings, members)

@@ -24,7 +24,7 @@ def write_tables(results: Results, out: Path) -> Path:
     for evaluation, files in results.items():
         for folder, path in files.items():
             content = read_json(path)
-            _write_saebench(content, folder, out / "saebench")
+            _write_saebench(content, folder, out / "saebench", int(path.stat().st_mtime * 1000))
             about = (
                 folder.name,
                 folder,
@@ -41,7 +41,7 @@ def write_tables(results: Results, out: Path) -> Path:
     return out / TABLE
 
 
-def _write_saebench(content: dict[str, Any], folder: Path, out: Path) -> None:
+def _write_saebench(content: dict[str, Any], folder: Path, out: Path, milliseconds: int) -> None:
     """The file where SAEBench's tools look for it, with what they read of the SAE."""
     layout = content.get("saebench")
     if layout is None:  # of an older evaluation
@@ -57,7 +57,9 @@ def _write_saebench(content: dict[str, Any], folder: Path, out: Path) -> None:
     kind = str(layout["eval_type_id"])
     filled = {
         **layout,
-        "sae_bench_commit_hash": content.get("git_commit"),
+        "eval_id": f"{kind}_{name}",
+        "datetime_epoch_millis": milliseconds,
+        "sae_bench_commit_hash": content.get("git_commit") or "",
         "sae_lens_id": folder.name,
         "sae_lens_release_id": "sampled_sae",
         "sae_lens_version": sae.get("metadata", {}).get("sae_lens_version"),
