@@ -5,7 +5,9 @@ python benchmarks/language_model.py tune rates full seeds --model MODEL --text T
 `tune` trains everybody for an eighth of the tokens at each of RATES. `rates` trains the CONTENDERS for all tokens at
 the best of these, at a half and at a quarter of it: short runs like higher rates than long ones. `full` trains the
 others at the share of their best short rate that served most contenders best. `seeds` trains BatchTopK and the best
-other twice more. Each part leaves a JSON file in DIR and reads those before it; with --keep the SAEs are saved.
+other twice more. Two more parts: `others` trains the others at the other shares too, and `final` everybody at its best
+rate of all, SEEDED in three seeds, to be evaluated further. Each part leaves a JSON file in DIR and reads those before
+it; with --keep the SAEs are saved.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from sampled_sae.provenance import git_commit, versions
 RATES = (3e-4, 6e-4, 1.2e-3, 2.4e-3)
 CONTENDERS = ("BatchTopK", "uniform 50%, released at 70%", "TopK for 70%, then BatchTopK")
 SHARES = (1.0, 0.5, 0.25)
+SEEDED = (*CONTENDERS, "l2, l = 30", "entropy, l = 30")
 
 
 def members(m: int, k: int) -> dict[str, ss.SAEConfig]:
@@ -178,6 +181,25 @@ def full(s: Setting) -> dict[str, Any]:
     return {"share": share} | whole(s, names, [at(listed[name], share * best[name]) for name in names])
 
 
+def others(s: Setting) -> dict[str, Any]:
+    """The same at the other shares."""
+    best, listed = read(s, "tune")["best"], members(s.a.m, s.a.k)
+    shares = [share for share in SHARES if share != read(s, "full")["share"]]
+    pairs = [(name, share * best[name]) for name in listed if name not in CONTENDERS for share in shares]
+    return whole(s, [name for name, _ in pairs], [at(listed[name], rate) for name, rate in pairs])
+
+
+def final(s: Setting) -> dict[str, Any]:
+    """Everybody at its best rate; some in three seeds."""
+    runs, listed = (
+        [line for part in ("rates", "full", "others") for line in read(s, part)["runs"]],
+        members(s.a.m, s.a.k),
+    )
+    best = {name: min((line for line in runs if line["name"] == name), key=fvu)["lr"] for name in listed}
+    pairs = [(name, seed) for name in listed for seed in ((0, 1, 2) if name in SEEDED else (0,))]
+    return whole(s, [name for name, _ in pairs], [at(listed[name], best[name], seed) for name, seed in pairs])
+
+
 def seeds(s: Setting) -> dict[str, Any]:
     """BatchTopK and the best of the others twice more, each at its best rate."""
     runs = read(s, "rates")["runs"] + read(s, "full")["runs"]
@@ -207,11 +229,15 @@ def whole(s: Setting, names: list[str], configs: list[ss.SAEConfig]) -> dict[str
     if s.a.keep:
         for sae in saes:
             assert sae.config is not None
-            sae.save(s.a.keep / f"{sae.config.name}-lr{sae.config.optimizer.lr:g}")
+            # Where the evaluations find model and text again.
+            sae.metadata |= {"model_name": s.a.model, "text": s.a.text}
+            sae.save(s.a.keep / "saes" / str(sae.config.name))
     return {"took": took, "runs": lines}
 
 
-PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {"tune": tune, "rates": rates, "full": full, "seeds": seeds}
+PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {
+    **{"tune": tune, "rates": rates, "full": full, "seeds": seeds, "others": others, "final": final}
+}
 
 
 def main() -> None:

@@ -76,9 +76,7 @@ def picture() -> None:
     figure.update_yaxes(type="log", title="FVU by threshold (lower is better)", range=[-1.12, -0.4])
     figure.update_yaxes(tickvals=(ticks := (0.08, 0.09, 0.1, 0.12, 0.15, 0.2, 0.3)), ticktext=[f"{t:g}" for t in ticks])
     figure.update_xaxes(title="latents that fire on 65,536 held-out tokens", tickformat=".0%", range=[0.3, 1.02])
-    words = (
-        "SmolLM2 layer 12, 25M tokens, m = 65,536, K = 60 (above it: entropy l = 3, constant uniform pools)"
-    )
+    words = "SmolLM2 layer 12, 25M tokens, m = 65,536, K = 60 (above it: entropy l = 3, constant uniform pools)"
     figure.update_layout(title=words, width=1100, height=620, template="plotly_white", font={"size": 14})
     figure.write_image(DOCS / "images" / "language-model.png", scale=1.5)
 
