@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -33,6 +34,8 @@ class LanguageModel:
         self.width = int(config.hidden_size)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.context: int | None = getattr(config, "max_position_embeddings", None)
+        # Hooks are the model's, not a pass's: two passes at once would see each other's.
+        self._one_pass = threading.Lock()
 
     @property
     def layers(self) -> int:
@@ -121,7 +124,7 @@ class LanguageModel:
     def _forward(self, tokens: Tensor, hooks: dict[int, Hook]) -> Any:
         self._check_tokens(tokens)
         try:
-            with self._hooked(hooks, (*tokens.shape, self.width)):
+            with self._one_pass, self._hooked(hooks, (*tokens.shape, self.width)):
                 return self.model(input_ids=tokens.to(self.device, non_blocking=True))
         except torch.cuda.OutOfMemoryError:
             n, length = tokens.shape

@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -136,3 +137,14 @@ def test_blocks_that_cannot_be_told():
     model.config.text_config.num_hidden_layers = 5
     with pytest.raises(UserError, match="exactly one list of 5 modules was expected, found: none"):
         find_blocks(model, "none")
+
+
+def test_passes_of_two_threads_do_not_see_each_other(lm, tokens):
+    """As when a harvest reads ahead while an evaluation begins."""
+    plain = lm.activations(tokens, [1])[1]
+    changed = lm.logits_with(tokens, 0, lambda stream: stream + 1)
+    with ThreadPoolExecutor(2) as threads:
+        read = [threads.submit(lm.activations, tokens, [1]) for _ in range(40)]
+        put_in = [threads.submit(lm.logits_with, tokens, 0, lambda stream: stream + 1) for _ in range(40)]
+    assert all(torch.equal(done.result()[1], plain) for done in read)
+    assert all(torch.equal(done.result(), changed) for done in put_in)
