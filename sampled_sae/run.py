@@ -45,6 +45,7 @@ class Run:
         self.seconds = 0.0
         self.heldout = ""
         self.restored: checkpoint.Checkpoint | None = None
+        self.source: dict[str, Any] = {}
         self.sinks: list[Sink] = []
         self.first, self.before, self.begun = 0, 0.0, 0.0
         self.fve = (math.nan, math.nan)
@@ -107,13 +108,14 @@ class Run:
             self.heldout = fingerprint(stream.heldout)
             if self.shared.normalize:
                 self.scale = input_scale(stream.heldout)
+        self.source = getattr(stream, "metadata", {})
         if self.out is not None and not (self.out / "run.json").exists():
             self._record(finished=False)
 
     def _record(self, finished: bool) -> None:
         """Write `run.json`: what the run is, and whether it has come to its end."""
         assert self.out is not None
-        origin = {"versions": versions(), "git_commit": git_commit()}
+        origin = {"source": self.source, "versions": versions(), "git_commit": git_commit()}
         write_json(self.out / "run.json", {"config": self.describe(), **origin, "finished": finished})
 
     def open_log(self, log_to: Iterable[str]) -> None:

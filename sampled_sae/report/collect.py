@@ -124,7 +124,10 @@ def _unfinished(run: Run, folder: Path) -> list[Saved]:
     for config in listed if isinstance(listed, list) else []:
         name = str(part(config).get("name"))
         if isinstance(config, dict) and not _is_sae(folder / "saes" / name):
-            missing.append(Saved(folder / "saes" / name, name, config, {}, None, config.get("latents"), {}, run, False))
+            origin = part(run.record, "source")
+            missing.append(
+                Saved(folder / "saes" / name, name, config, origin, None, config.get("latents"), {}, run, False)
+            )
     return missing
 
 

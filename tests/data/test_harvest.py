@@ -9,6 +9,7 @@ from sampled_sae.data.contexts import TextConfig
 from sampled_sae.data.harvest import SPARE, HarvestConfig, HarvestStream, bytes_needed, open_harvest
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.data.stream import open_stream
+from sampled_sae.files import read_json
 from tests.data.tiny_models import CONTEXT, LAYERS, WIDTH, make_model, make_tokenizer
 
 TEXT = TextConfig(length=20, skip_first=8)  # behind eight others, no two tokens look the same
@@ -161,6 +162,7 @@ def test_training_on_a_harvest_resumes_to_the_same_weights(model, tmp_path):
     broken = Broken(stream(model).harvest, 1)
     with pytest.raises(RuntimeError):
         ss.train(broken, config, out=tmp_path / "run", **common)
+    assert read_json(tmp_path / "run" / "run.json")["source"]["model_name"] == "tiny"
     (resumed,) = ss.train(stream(model), config, out=tmp_path / "run", resume=True, **common)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
     loaded = ss.SAE.load(tmp_path / "run" / "saes" / "batchtopk-s0")
