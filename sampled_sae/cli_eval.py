@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -13,17 +14,18 @@ import torch
 import tyro
 from torch import Tensor
 
+from sampled_sae.checks import require
 from sampled_sae.config import to_dict
 from sampled_sae.data.contexts import TextConfig, contexts, find_end_of_text
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.errors import UserError
 from sampled_sae.evals.absorption.config import AbsorptionConfig
 from sampled_sae.evals.autointerp.config import AutointerpConfig
-from sampled_sae.evals.core.config import CoreConfig, special_tokens
+from sampled_sae.evals.core.config import CoreConfig, PutIn, special_tokens
 from sampled_sae.evals.probing.config import ProbingConfig
 from sampled_sae.evals.registry import chosen
 from sampled_sae.evals.session import Request, find_saes, open_session
-from sampled_sae.sae import SAE
+from sampled_sae.formats.saelens import Description
 
 INTERP_CONTEXT = 128
 """Tokens a context of autointerp, as in SAEBench."""
@@ -60,6 +62,9 @@ class Eval:
     """Tokens a context of core; by default those of training."""
     loss: bool = True
     """Core: measure cross-entropy and KL divergence too, which takes a pass through the model for each SAE."""
+    put_in: PutIn | None = None
+    """Core: where the reconstruction replaces the stream. By default everywhere but at the tokens of high norm for SAEs
+    that were trained without these, and as in SAEBench for others; only then do its files hold the losses."""
     contexts_at_once: int | None = None
     """Contexts of core in one pass through the model; 16 on a GPU, 4 elsewhere by default."""
     probing: ProbingConfig = field(default_factory=ProbingConfig)
@@ -87,55 +92,69 @@ class Eval:
             for request in requests:
                 if open_[request.name]:
                     session.measure(request, open_[request.name])
-        results = {request.name: {folder: request.path(folder) for folder in found} for request in requests}
-        print_evals(results)
-        print(write_tables(results, self.out or self.folders[0] / "evals"))
+        print_evals({request.name: {folder: request.path(folder) for folder in found} for request in requests})
+        print(write_tables(found, self.out or self.folders[0] / "evals"))
 
     def _place(self) -> torch.device:
         from sampled_sae.device import usable_device
 
         return usable_device(self.device)
 
+    def _dtype(self) -> str:
+        return self.model_dtype or ("bfloat16" if self._place().type == "cuda" else "float32")
+
     def _load(self, name: str) -> LanguageModel:
         from sampled_sae.data.models import load_model
 
-        usual = "bfloat16" if self._place().type == "cuda" else "float32"
-        return load_model(name, self._place(), getattr(torch, self.model_dtype or usual))
+        return load_model(name, self._place(), getattr(torch, self._dtype()))
 
     def _request(self, name: str) -> Request:
-        """One evaluation as it was asked for. Sizes of pieces do not decide numbers, nor does how a chat is cached."""
-        about: dict[str, Any] = {"model": self.model, "layer": self.layer, "model_dtype": self.model_dtype}
+        """One evaluation as it was asked for, with all that decides its numbers."""
+        about: dict[str, Any] = {"model": self.model, "layer": self.layer}
+        about |= {"model_dtype": self._dtype(), "device": self._place().type}
         if name in ("core", "autointerp"):
             if self.text is None:
                 raise UserError(f"text: is missing; {name} reads one")
-            source = ("text", "text_field", "split", "subset")
-            about |= {field_: getattr(self, field_) for field_ in source}
+            about |= {part: getattr(self, part) for part in ("text", "text_field", "split", "subset")}
+            about["files"] = stamps([self.text])
         if name == "core":
-            about |= {"contexts": self.contexts, "context": self.context, "loss": self.loss}
+            require(self.contexts >= 1, "contexts", self.contexts, "must be at least 1")
+            about |= {part: getattr(self, part) for part in ("contexts", "context", "loss", "put_in")}
             return Request(name, about, self._core_settings, partial(self._contexts, self.contexts, self.context, True))
         settings = {"probing": self.probing, "absorption": self.absorption, "autointerp": self.autointerp}[name]
-        about |= {key: value for key, value in to_dict(settings).items() if not key.endswith("_at_once")}
+        about |= decisive(to_dict(settings))
+        if name == "probing":
+            about["files"] = stamps(self.probing.datasets)
         if name != "autointerp":
             return Request(name, about, lambda sae, model: settings)
+        require(self.interp_tokens >= INTERP_CONTEXT, "interp_tokens", self.interp_tokens, "must be at least 128")
         about["interp_tokens"] = self.interp_tokens
-        read = partial(self._contexts, max(1, self.interp_tokens // INTERP_CONTEXT), INTERP_CONTEXT, False)
-        return Request(name, about, lambda sae, model: self._autointerp_settings(model), read)
+        read = partial(self._contexts, self.interp_tokens // INTERP_CONTEXT, INTERP_CONTEXT, False)
+        return Request(name, about, self._autointerp_settings, read)
 
-    def _autointerp_settings(self, model: LanguageModel) -> AutointerpConfig:
-        """Without the tokens that stand for no text, unless it was said which to leave out."""
-        if self.autointerp.left_out:
-            return self.autointerp
-        known = {*special_tokens(model.tokenizer), find_end_of_text(model.tokenizer)}
-        return replace(self.autointerp, left_out=tuple(sorted(known)))
+    def _autointerp_settings(self, sae: Description, model: LanguageModel) -> AutointerpConfig:
+        """Without the tokens that stand for no text and the first positions, unless it was said which to leave out."""
+        settings = self.autointerp
+        if not settings.left_out:
+            known = {*special_tokens(model.tokenizer), find_end_of_text(model.tokenizer)}
+            settings = replace(settings, left_out=tuple(sorted(known)))
+        return replace(settings, skip_first=settings.skip_first or int(sae.metadata.get("skip_first") or 0))
 
-    def _core_settings(self, sae: SAE, model: LanguageModel) -> CoreConfig:
-        at_once = self.contexts_at_once or (16 if self._place().type == "cuda" else 4)
-        skipped = int(sae.metadata.get("skip_first") or 0)
-        settings = CoreConfig(skip_first=skipped, loss=self.loss, contexts_at_once=at_once)
-        # An SAE that was trained without the high-norm tokens leaves them as they are.
-        return settings if sae.metadata.get("max_norm") is None else replace(settings, put_in="normal")
+    def _core_settings(self, sae: Description, model: LanguageModel) -> CoreConfig:
+        """As the SAE was trained: without the same positions and norms, cut in batches of the same size."""
+        said, limit = sae.metadata, sae.metadata.get("max_norm")
+        return CoreConfig(
+            skip_first=int(said.get("skip_first") or 0),
+            left_out=special_tokens(model.tokenizer),
+            norm_limit=None if limit is None else float(limit),
+            # An SAE that was trained without the high-norm tokens leaves them as they are.
+            put_in=self.put_in or ("saebench" if limit is None else "normal"),
+            loss=self.loss,
+            cut_batch=int(said.get("training", {}).get("batch_size") or 4096),
+            contexts_at_once=self.contexts_at_once or (16 if self._place().type == "cuda" else 4),
+        )
 
-    def _contexts(self, count: int, length: int | None, all_: bool, sae: SAE, model: LanguageModel) -> Tensor:
+    def _contexts(self, count: int, length: int | None, all_: bool, sae: Description, model: LanguageModel) -> Tensor:
         """The text's first contexts [count, L], cut as in training; fewer where there are fewer, if not `all_`."""
         from sampled_sae.data.text import documents
 
@@ -153,11 +172,37 @@ class Eval:
             print(f"interp_tokens = {self.interp_tokens:,}: {read}", file=sys.stderr)
         return torch.stack(found)
 
-    def _check_unseen(self, sae: SAE, folder: Path) -> None:
+    def _check_unseen(self, sae: Description, folder: Path) -> None:
         """Refuse to measure on what the SAE was trained on, as far as it says."""
-        held = sae.metadata.get("heldout_contexts")
-        if sae.metadata.get("text") == self.text and held is not None and self.contexts > held:
+        held, size = sae.metadata.get("heldout_contexts"), sae.metadata.get("context_size")
+        if held is None or size is None or not same_text(self.text, sae.metadata.get("text")):
+            return
+        length = self.context or size
+        if self.contexts * length > held * size:
             raise UserError(
-                f"contexts = {self.contexts}: {folder} was trained on this text but for its first {held} contexts; "
-                f"give {held} at most, or another text"
+                f"contexts = {self.contexts}: {folder} was trained on this text but for its first {held} contexts of "
+                f"{size} tokens; give {held * size // length} at most, or another text"
             )
+
+
+def same_text(one: str | None, other: str | None) -> bool:
+    """Whether two names mean the same text; paths may be written in several ways."""
+    if one is None or other is None or one == other:
+        return one == other
+    return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)
+
+
+def stamps(names: Sequence[str]) -> list[Any]:
+    """Size and time of the files among these names: another content is another question."""
+    files = [path for name in names for path in sorted([Path(name), *Path(name).glob("*")]) if path.is_file()]
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+
+
+def decisive(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings without those that change how, not what, is measured."""
+    free = ("keep_gib", "cache", "concurrency", "timeout", "attempts", "wait", "longest_wait", "key_variable")
+    return {
+        name: decisive(value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name not in free and not name.endswith("_at_once")
+    }

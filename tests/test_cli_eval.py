@@ -2,10 +2,12 @@
 
 import csv
 import json
+import shutil
 
 import pytest
 
 from sampled_sae import cli
+from sampled_sae.evals.absorption import evaluate
 from sampled_sae.evals.firing import load_live
 from tests.data.tiny_models import make_model, make_tokenizer
 
@@ -80,7 +82,7 @@ def test_a_model_that_cannot_spell(place, capsys):
     run(*words, "--absorption.lines", 1)
     assert "Not evaluable" in capsys.readouterr().out
     table = list(csv.DictReader((place / "out" / "table.csv").open()))
-    assert {row["metric"] for row in table} == {"absorption_letters"}
+    assert {row["metric"] for row in table if row["evaluation"] == "absorption"} == {"absorption_letters"}
 
 
 def test_bad_input_is_one_line(place, capsys):
@@ -99,3 +101,53 @@ def test_bad_input_is_one_line(place, capsys):
         9,
     )
     refused("none.jsonl", capsys, *missing, "--device", "cpu")
+    text = ("--text", place / "text.jsonl", "--device", "cpu")
+    refused("contexts = 0: must be at least 1", capsys, "eval", place / "run", *text, "--contexts", 0)
+    refused("layer = 0: ", capsys, "eval", place / "run", *text, "--contexts", 2, "--layer", 0)
+    longer = ("--contexts", 3, "--context", 60)
+    refused("but for its first 3 contexts of 20 tokens; give 1", capsys, "eval", place / "run", *text, *longer)
+    other = place / "run" / ".." / "text.jsonl"  # the same file by another name
+    refused("was trained on this text", capsys, "eval", place / "run", "--text", other, "--contexts", 30)
+
+
+def test_other_content_is_another_question(place, tmp_path):
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text((place / "labels.jsonl").read_text())
+    words = ("eval", place / "run", "--evals", "probing", "--probing.datasets", labels, "--probing.tokens", 30)
+    run(*words, "--device", "cpu", "--out", tmp_path)
+    file = place / "run" / "saes" / "topk-s0" / "evals" / "probing.json"
+    before = json.loads(file.read_text())["result"]["summary"]["top"]["10"]["accuracy"]["mean"]
+    lines = [json.loads(line) for line in labels.read_text().splitlines()]
+    mixed = [line | {"label": "ab"[(n // 2) % 2]} for n, line in enumerate(lines)]
+    labels.write_text("\n".join(map(json.dumps, mixed)))
+    run(*words, "--device", "cpu", "--out", tmp_path)
+    assert json.loads(file.read_text())["result"]["summary"]["top"]["10"]["accuracy"]["mean"] < before
+
+
+def test_an_interrupted_evaluation_keeps_what_is_finished(place, monkeypatch, tmp_path):
+    measure, calls = evaluate.measure_sae, []
+
+    def once(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    words = ("eval", place / "run", "--evals", "absorption", "--absorption.lines", 1, "--absorption.seed", 7)
+    monkeypatch.setattr(evaluate, "measure_sae", once)
+    with pytest.raises(SystemExit) as stop:
+        run(*words, "--device", "cpu", "--out", tmp_path)
+    assert stop.value.code == 130
+    run(*words, "--device", "cpu", "--out", tmp_path)
+    assert len(calls) == 3  # one of the two SAEs was left
+
+
+def test_a_damaged_result_and_what_a_killed_save_leaves(place, tmp_path):
+    shutil.copytree(place / "run", tmp_path / "run")
+    saes = tmp_path / "run" / "saes"
+    shutil.copytree(saes / "topk-s0", saes / ".topk-s0.x.tmp")
+    (saes / ".topk-s0.x.tmp" / "cfg.json").unlink()
+    (saes / "topk-s0" / "evals").mkdir(exist_ok=True)
+    (saes / "topk-s0" / "evals" / "core.json").write_text("[]")
+    run("eval", tmp_path / "run", "--text", place / "text.jsonl", "--contexts", 2, "--device", "cpu")
+    assert json.loads((saes / "topk-s0" / "evals" / "core.json").read_text())["result"]["contexts"] == 2

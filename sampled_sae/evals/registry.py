@@ -20,6 +20,10 @@ class Evaluation(NamedTuple):
     """(result, settings) -> SAEBench's layout."""
     reads_text: bool = False
     """Whether it is given contexts [n, L] of token ids."""
+    one_by_one: bool = False
+    """Whether it takes `finished`, which is given each SAE's number and result as soon as it is there."""
+    most: int | None = None
+    """SAEs that it takes at once; the model reads the text again for the next ones."""
     after: Callable[[Any, Path], Any] = lambda result, folder: None
     """What else is left in the SAE's folder."""
 
@@ -32,11 +36,13 @@ EVALUATIONS: dict[str, Evaluation] = {
         after=lambda result, folder: save_firing(folder, result.fired, result.measured.tokens),
     ),
     "probing": Evaluation(probing.evaluate_probing_many, probing.to_saebench),
-    "absorption": Evaluation(absorption.evaluate_absorption_many, absorption.to_saebench),
+    "absorption": Evaluation(absorption.evaluate_absorption_many, absorption.to_saebench, one_by_one=True),
     "autointerp": Evaluation(
         autointerp.evaluate_autointerp_many,
         autointerp.to_saebench,
         reads_text=True,
+        one_by_one=True,
+        most=4,  # it holds every firing of the latents that it explains
         after=lambda result, folder: result.save_explanations(folder),
     ),
 }

@@ -1,12 +1,13 @@
 """Saved SAEs, a language model and a choice of evaluations -> results in the folder of each SAE.
 
-The model is loaded once. SAEs of one layer share its passes. What was measured in the same way already is kept.
+The model is loaded once. SAEs of one layer share its passes, as many at once as memory holds. What was measured in the
+same way already is kept.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sampled_sae import memory
 from sampled_sae.config import to_dict
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.errors import UserError
 from sampled_sae.evals.registry import EVALUATIONS
 from sampled_sae.files import make_folder, read_json, write_json
+from sampled_sae.formats.saelens import Description, describe
 from sampled_sae.progress import show
 from sampled_sae.provenance import git_commit, versions
 from sampled_sae.sae import SAE
 
 FOLDER = "evals"
+USED = 0.5
+"""Share of the free memory that the SAEs measured at once may take, with what is kept of them."""
+KEPT = 2**30
+"""Bytes that an evaluation keeps of one SAE, at most by experience: a text's codes as their nonzero entries."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +41,9 @@ class Request:
     """Of the evaluation."""
     asked: dict[str, Any]
     """What decides the numbers, as plain JSON; a result is kept for as long as it was asked for in the same way."""
-    settings: Callable[[SAE, LanguageModel], Any]
+    settings: Callable[[Description, LanguageModel], Any]
     """The evaluation's configuration for an SAE; SAEs with equal ones are measured together."""
-    contexts: Callable[[SAE, LanguageModel], Tensor] | None = None
+    contexts: Callable[[Description, LanguageModel], Tensor] | None = None
     """Token ids [n, L] for an SAE, where the evaluation reads text."""
 
     def path(self, folder: Path) -> Path:
@@ -45,36 +52,54 @@ class Request:
 
     def is_done(self, folder: Path) -> bool:
         path = self.path(folder)
-        return path.exists() and read_json(path).get("asked") == plain(self.asked)
+        content = read_json(path) if path.exists() else None
+        return isinstance(content, dict) and content.get("asked") == plain(self.asked)
 
 
 @dataclass(frozen=True)
 class Session:
-    """A model and the layers of the SAEs that are measured on it."""
+    """A model, and what is said of the SAEs that are measured on it."""
 
     model: LanguageModel
+    device: torch.device
     layers: dict[Path, int]
-    saes: dict[Path, SAE]
+    saes: dict[Path, Description]
 
     def measure(self, request: Request, folders: Sequence[Path]) -> None:
-        """Measure the SAEs of these folders; each one's results are written as soon as they are there."""
+        """Measure the SAEs of these folders."""
         groups: dict[Any, list[Path]] = {}
         for folder in folders:
             settings = request.settings(self.saes[folder], self.model)
             groups.setdefault((self.layers[folder], settings, self._text_key(request, folder)), []).append(folder)
         for (layer, settings, _), members in groups.items():
-            self._measure_together(request, layer, settings, members)
+            said = self.saes[members[0]]
+            text = [] if request.contexts is None else [request.contexts(said, self.model)]
+            for part in self._parts(members, EVALUATIONS[request.name].most):
+                self._measure_together(request, layer, settings, text, part)
 
     def _text_key(self, request: Request, folder: Path) -> Any:
         """What decides how the text is cut into contexts for an SAE."""
-        said = self.saes[folder].metadata
         names = ("context_size", "prepend_bos", "skip_first") if request.contexts else ()
-        return tuple(said.get(name) for name in names)
+        return tuple(self.saes[folder].metadata.get(name) for name in names)
 
-    def _measure_together(self, request: Request, layer: int, settings: Any, folders: list[Path]) -> None:
-        evaluation, saes = EVALUATIONS[request.name], [self.saes[folder] for folder in folders]
-        text = [] if request.contexts is None else [request.contexts(saes[0], self.model)]
-        bar, begin = None, time.monotonic()
+    def _parts(self, folders: list[Path], most: int | None) -> Iterator[list[Path]]:
+        """As many SAEs at once as fit, one at least."""
+        free, part, size = memory.available(self.device), list[Path](), 0
+        for folder in folders:
+            need = 8 * self.saes[folder].m * self.saes[folder].d + KEPT
+            full = free is not None and size + need > USED * free
+            if part and (full or len(part) == most):
+                yield part
+                part, size = [], 0
+            part.append(folder)
+            size += need
+        yield part
+
+    def _measure_together(
+        self, request: Request, layer: int, settings: Any, text: list[Tensor], folders: list[Path]
+    ) -> None:
+        evaluation, saes = EVALUATIONS[request.name], self._load(folders)
+        bar, last = None, time.monotonic()
 
         def progress(done: int, total: int) -> None:
             nonlocal bar
@@ -82,15 +107,30 @@ class Session:
                 bar = show(total, start=done, what=f"{request.name} of {len(saes)} SAEs", unit="parts")
             bar.update(done)
 
+        def finished(number: int, result: Any) -> None:
+            nonlocal last
+            now = time.monotonic()
+            # The first one's time holds what is shared.
+            share = 1 if evaluation.one_by_one else len(saes)
+            evaluation.after(result, folders[number])
+            self._write(request, folders[number], result, settings, (now - last) / share)
+            last = now if evaluation.one_by_one else last
+
+        callback = {"finished": finished} if evaluation.one_by_one else {}
         try:
-            results = evaluation.evaluate(saes, self.model, layer, *text, settings, progress)
+            results = evaluation.evaluate(saes, self.model, layer, *text, settings, progress, **callback)
         finally:
             if bar is not None:
                 bar.close()
-        seconds = time.monotonic() - begin
-        for folder, result in zip(folders, results, strict=True):
-            evaluation.after(result, folder)
-            self._write(request, folder, result, settings, seconds / len(folders))
+        if not evaluation.one_by_one:
+            for number, result in enumerate(results):
+                finished(number, result)
+
+    def _load(self, folders: list[Path]) -> list[SAE]:
+        try:
+            return [SAE.load(folder, self.device) for folder in folders]
+        except torch.cuda.OutOfMemoryError:
+            raise UserError(f"device = {self.device}: {len(folders)} SAEs do not fit into its memory") from None
 
     def _write(self, request: Request, folder: Path, result: Any, settings: Any, seconds: float) -> None:
         make_folder(folder / FOLDER)
@@ -118,16 +158,22 @@ def open_session(
     model: str | None = None,
     layer: int | None = None,
 ) -> Session:
-    """Load the SAEs and, once, the model that they name; `model` and `layer` stand in for what they do not say."""
-    saes = {folder: SAE.load(folder, device) for folder in folders}
+    """Read what the SAEs say and load, once, the model that they name, or `model`; `layer` is for those that say
+    none."""
+    saes = {folder: describe(folder) for folder in folders}
     names = {str(said(sae, "model_name", model, "model", folder)) for folder, sae in saes.items()}
     if len(names) > 1:
         raise UserError(f"folders: SAEs of several models ({', '.join(sorted(names))}); evaluate each on its own")
-    layers = {folder: int(said(sae, "layer", layer, "layer", folder)) for folder, sae in saes.items()}
-    return Session(load(names.pop()), layers, saes)
+    layers = {}
+    for folder, sae in saes.items():
+        own = sae.metadata.get("layer")
+        if layer is not None and own is not None and int(own) != layer:
+            raise UserError(f"layer = {layer}: {folder} is of layer {own}; leave the flag out")
+        layers[folder] = int(said(sae, "layer", layer, "layer", folder))
+    return Session(load(names.pop()), device, layers, saes)
 
 
-def said(sae: SAE, name: str, asked: Any, flag: str, folder: Path) -> Any:
+def said(sae: Description | SAE, name: str, asked: Any, flag: str, folder: Path) -> Any:
     """What was asked for, or what the SAE says of itself."""
     value = sae.metadata.get(name) if asked is None else asked
     if value is None:
@@ -139,13 +185,24 @@ def find_saes(folders: Sequence[Path]) -> list[Path]:
     """The folders of SAEs in these folders, or these themselves, in order."""
     found: list[Path] = []
     for folder in folders:
-        inside = sorted(path.parent for path in folder.rglob("sae_weights.safetensors"))
+        # A save that was killed leaves a folder that begins with a dot.
+        places = sorted(path.parent for path in folder.rglob("sae_weights.safetensors"))
+        inside = [place for place in places if not place.name.startswith(".")]
         if not inside:
             raise UserError(f"{str(folder)!r}: holds no SAE; must be the folder of one, or of a run")
         found += [path for path in inside if path not in found]
     if not found:
         raise UserError("folders: must name at least one SAE's folder")
     return found
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """The folders' last parts, as many as it takes to tell them apart."""
+    for parts in range(1, max((len(folder.parts) for folder in folders), default=1) + 1):
+        names = ["/".join(folder.parts[-parts:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
 
 
 def plain(value: Any) -> Any:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from sampled_sae.config import sae_config_from_dict, to_dict
+from sampled_sae.config import SAEConfig, sae_config_from_dict, to_dict
 from sampled_sae.errors import UserError
 from sampled_sae.files import new_folder, read_json
 from sampled_sae.sae import SAE
@@ -72,8 +72,43 @@ def own_config(sae: SAE) -> dict[str, Any]:
     }
 
 
+class Description(NamedTuple):
+    """What a folder says about its SAE."""
+
+    d: int
+    m: int
+    config: SAEConfig | None
+    metadata: dict[str, Any]
+    threshold_ema: float | None
+
+
+def describe(folder: Path) -> Description:
+    """Read a folder without its weights."""
+    config = _read_config(folder)
+    metadata = {k: v for k, v in (config.get("metadata") or {}).items() if v is not None}
+    path = folder / "sampled_sae.json"
+    if not path.exists():
+        return Description(config["d_in"], config["d_sae"], None, metadata, None)
+    own = read_json(path)
+    if not isinstance(own, dict) or not {"config", "threshold_ema", "metadata"} <= own.keys():
+        raise UserError(f"{path}: not a configuration of this program")
+    trained = None if own["config"] is None else sae_config_from_dict(own["config"])
+    return Description(config["d_in"], config["d_sae"], trained, own["metadata"], own["threshold_ema"])
+
+
 def load(folder: Path) -> SAE:
     """Read a folder that `save` wrote, or a SAELens v6 jumprelu folder without our configuration."""
+    said, path = describe(folder), folder / "sae_weights.safetensors"
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: missing or damaged ({error})") from None
+    _check_shapes(path, weights, said.d, said.m)
+    return _build(said, weights)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """cfg.json, if it is of an SAE that can be loaded."""
     config = read_json(folder / "cfg.json")
     for name, right in (
         ("architecture", "jumprelu"),
@@ -87,13 +122,8 @@ def load(folder: Path) -> SAE:
     for name in ("architecture", "d_in", "d_sae"):
         if name not in config:
             raise UserError(f"{folder / 'cfg.json'}: {name} is missing: not a SAELens v6 configuration")
-    path = folder / "sae_weights.safetensors"
-    try:
-        weights = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: missing or damaged ({error})") from None
-    _check_shapes(path, weights, config["d_in"], config["d_sae"])
-    return _build(folder, config, weights)
+    whole: dict[str, Any] = config
+    return whole
 
 
 def _check_shapes(path: Path, weights: dict[str, torch.Tensor], d: int, m: int) -> None:
@@ -104,8 +134,8 @@ def _check_shapes(path: Path, weights: dict[str, torch.Tensor], d: int, m: int) 
             raise UserError(f"{path}: {name} has shape {found}: must be {shape}")
 
 
-def _build(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> SAE:
-    sae = SAE(config["d_in"], config["d_sae"], dtype=weights["W_dec"].dtype)
+def _build(said: Description, weights: dict[str, torch.Tensor]) -> SAE:
+    sae = SAE(said.d, said.m, config=said.config, dtype=weights["W_dec"].dtype)
     threshold = weights["threshold"].float()
     with torch.no_grad():
         sae.W_enc_rows.copy_(weights["W_enc"].T)
@@ -113,14 +143,7 @@ def _build(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor
             getattr(sae, name).copy_(weights[name])
     # One number for all latents is ours; another trainer's SAE may have one for each.
     sae.threshold = threshold[0].clone() if bool((threshold == threshold[0]).all()) else threshold
-    sae.metadata = {k: v for k, v in (config.get("metadata") or {}).items() if v is not None}
-    own_path = folder / "sampled_sae.json"
-    if own_path.exists():
-        own = read_json(own_path)
-        if not isinstance(own, dict) or not {"config", "threshold_ema", "metadata"} <= own.keys():
-            raise UserError(f"{own_path}: not a configuration of this program")
-        sae.config = None if own["config"] is None else sae_config_from_dict(own["config"])
-        sae.metadata = own["metadata"]
-        if own["threshold_ema"] is not None:
-            sae.threshold_ema.fill_(own["threshold_ema"])
+    sae.metadata = said.metadata
+    if said.threshold_ema is not None:
+        sae.threshold_ema.fill_(said.threshold_ema)
     return sae

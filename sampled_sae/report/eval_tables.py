@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sampled_sae.evals.session import names_of
 from sampled_sae.files import make_folder, read_json, write_json, write_text
-from sampled_sae.report.eval_terminal import Results
-from sampled_sae.report.metrics import METRICS, find
+from sampled_sae.report.metrics import EVALUATIONS, METRICS, find
 
 TABLE = "table.csv"
 HEAD = ("sae", "folder", "model", "layer", "seed", "evaluation", "metric", "value", "low", "high")
 
 
-def write_tables(results: Results, out: Path) -> Path:
-    """Write `out`/table.csv, a line for each number, and `out`/saebench/KIND/..._eval_results.json; returns the
-    table."""
+def write_tables(folders: Sequence[Path], out: Path) -> Path:
+    """Write `out`/table.csv, a line for each number of each SAE, and `out`/saebench/KIND/..._eval_results.json; returns
+    the table. All results in the SAEs' folders are in it, not only the last ones."""
     made = io.StringIO()
     writer = csv.writer(made, lineterminator="\n")
     writer.writerow(HEAD)
-    for evaluation, files in results.items():
-        for folder, path in files.items():
+    for evaluation in EVALUATIONS:
+        for name, folder in zip(names_of(folders), folders, strict=True):
+            path = folder / "evals" / f"{evaluation}.json"
+            if not path.exists():
+                continue
             content = read_json(path)
-            _write_saebench(content, folder, out / "saebench", int(path.stat().st_mtime * 1000))
-            about = (
-                folder.name,
-                folder,
-                content.get("model"),
-                content.get("layer"),
-                (content["sae"] or {}).get("seed"),
-            )
+            _write_saebench(content, folder, name, out / "saebench", int(path.stat().st_mtime * 1000))
+            seed = (content["sae"] or {}).get("seed")
+            about = (name, folder, content.get("model"), content.get("layer"), seed)
             for metric in METRICS:
                 value = find(metric, content["result"]) if metric.evaluation == evaluation else None
                 if value is not None:
@@ -41,7 +40,7 @@ def write_tables(results: Results, out: Path) -> Path:
     return out / TABLE
 
 
-def _write_saebench(content: dict[str, Any], folder: Path, out: Path, milliseconds: int) -> None:
+def _write_saebench(content: dict[str, Any], folder: Path, name: str, out: Path, milliseconds: int) -> None:
     """The file where SAEBench's tools look for it, with what they read of the SAE."""
     layout = content.get("saebench")
     if layout is None:  # of an older evaluation
@@ -52,12 +51,10 @@ def _write_saebench(content: dict[str, Any], folder: Path, out: Path, millisecon
     )
     steps = training.get("training", {})
     tokens = steps.get("steps", 0) * steps.get("batch_size", 0)
-    # Folders of one name may lie in several passes or layers.
-    name = "_".join(folder.parts[-3:]).replace("/", "_")
-    kind = str(layout["eval_type_id"])
+    kind, label = str(layout["eval_type_id"]), name.replace("/", "_")
     filled = {
         **layout,
-        "eval_id": f"{kind}_{name}",
+        "eval_id": f"{kind}_{label}",
         "datetime_epoch_millis": milliseconds,
         "sae_bench_commit_hash": content.get("git_commit") or "",
         "sae_lens_id": folder.name,
@@ -66,4 +63,4 @@ def _write_saebench(content: dict[str, Any], folder: Path, out: Path, millisecon
         "sae_cfg_dict": {**sae, **({"training_tokens": tokens} if tokens else {})},
     }
     make_folder(out / kind)
-    write_json(out / kind / f"sampled_sae_{name}_eval_results.json", filled)
+    write_json(out / kind / f"sampled_sae_{label}_eval_results.json", filled)

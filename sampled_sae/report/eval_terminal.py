@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sampled_sae.evals.session import names_of
 from sampled_sae.files import read_json
 from sampled_sae.report.metrics import EVALUATIONS, METRICS, Metric, Value, find
 
@@ -50,8 +51,8 @@ def table(evaluation: str, contents: dict[Path, dict[str, Any]]) -> Table:
     made.add_column(EVALUATIONS.get(evaluation, evaluation), no_wrap=True)
     for metric in columns:
         made.add_column(_short(metric), justify="right", no_wrap=True)
-    for folder, content in contents.items():
-        made.add_row(Text(folder.name), *(form(find(metric, content)) for metric in columns))
+    for name, content in zip(names_of(list(contents)), contents.values(), strict=True):
+        made.add_row(Text(name), *(form(find(metric, content)) for metric in columns))
     return made
 
 

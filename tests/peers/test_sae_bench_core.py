@@ -79,7 +79,7 @@ def test_its_tools_read_our_files(folder, ours, tmp_path):
     path.parent.mkdir()
     content = {"result": ours.to_dict(), "sae": None, "saebench": to_saebench(ours, ours.settings)}
     write_json(path, content)
-    write_tables({"core": {Path(folder): path}}, tmp_path)
+    write_tables([Path(folder)], tmp_path)
     files = find_eval_results_files([str(tmp_path / "saebench")])
     [found] = get_eval_results(files).values()
     assert found["explained_variance_legacy"] == ours.measured.explained_variance_legacy.value

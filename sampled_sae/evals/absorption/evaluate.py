@@ -10,7 +10,7 @@ shared by all SAEs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -39,9 +39,10 @@ def evaluate_absorption_many(
     layer: int,
     settings: AbsorptionConfig | None = None,
     progress: Progress | None = None,
+    finished: Callable[[int, AbsorptionResult], None] | None = None,
 ) -> list[AbsorptionResult]:
     """Measure SAEs of the residual stream after `layer`, in their order; `progress` counts words, for the model and
-    then again for each SAE."""
+    then again for each SAE. `finished` is given each SAE's number and result as soon as it is there."""
     settings = settings or AbsorptionConfig()
     layer = model.check_layer(layer)
     _check(saes, model, layer)
@@ -82,6 +83,8 @@ def evaluate_absorption_many(
                 settings=settings,
             )
         )
+        if finished is not None:
+            finished(number - 1, results[-1])
         tell(each * (1 + number))
     return results
 

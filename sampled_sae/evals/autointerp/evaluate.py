@@ -47,11 +47,13 @@ def evaluate_autointerp_many(
     settings: AutointerpConfig | None = None,
     progress: Callable[[int, int], None] | None = None,
     explanations: Sequence[Ready | None] | None = None,
+    finished: Callable[[int, AutointerpResult], None] | None = None,
 ) -> list[AutointerpResult]:
     """The same for several SAEs of one layer, in their order: the text is read for all of them together.
 
     `explanations`: for each SAE those that are there already and are only to be judged; other latents are explained.
-    `progress(done, total)` counts contexts read, latents explained and latents judged.
+    `progress(done, total)` counts contexts read, latents explained and latents judged. `finished` is given each SAE's
+    number and result as soon as it is there.
     """
     settings = settings or AutointerpConfig()
     layer = model.check_layer(layer)
@@ -88,6 +90,8 @@ def evaluate_autointerp_many(
         book.judge(workers, steps)
         count = None if alive is None else alive[number]
         results.append(book.result(layer, int(counted.sum()) - high, high, count, workers, bool(ready)))
+        if finished is not None:
+            finished(number, results[-1])
     steps.finish()
     return results
 

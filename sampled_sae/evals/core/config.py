@@ -35,6 +35,8 @@ class CoreConfig:
     """Ids of tokens that are left out; `special_tokens` gives those that SAEBench leaves out."""
     norm_factor: float = 10.0
     """Tokens whose norm is above so many times the median of the measured ones are high-norm tokens."""
+    norm_limit: float | None = None
+    """The same as a norm, such as the one that training left tokens out by; it counts instead of `norm_factor`."""
     put_in: PutIn = "saebench"
     """Positions at which the reconstruction and the ablations replace the residual stream."""
     loss: bool = True
@@ -67,6 +69,8 @@ class CoreConfig:
         for name in ("loss", "trained_on_high_norm"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "must be True or False")
         require(self.norm_factor >= 1, "norm_factor", self.norm_factor, "must be at least 1 (inf for no high norms)")
+        limit = self.norm_limit
+        require(limit is None or limit > 0, "norm_limit", limit, "must be positive, or none")
         require(self.put_in in get_args(PutIn), "put_in", self.put_in, f"must be one of {', '.join(get_args(PutIn))}")
         require(0 < self.level < 1, "level", self.level, "must be a share between 0 and 1")
         require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit into 64 bits")

@@ -12,9 +12,11 @@ from sampled_sae.evals.core.evaluate import CoreResult
 def to_saebench(result: CoreResult, settings: CoreConfig) -> dict[str, Any]:
     """The result as SAEBench's own tools read it: what it measures over all tokens, not without those of high norm.
 
-    Its `explained_variance`, which subtracts another mean, and what is not measured here are None.
+    Its `explained_variance`, which subtracts another mean, and what is not measured here are None; so are the losses
+    unless reconstruction and ablations were put in where SAEBench puts them.
     """
-    all_, density, loss = result.measured, result.density, result.loss
+    all_, density = result.measured, result.density
+    loss = result.loss if settings.put_in == "saebench" else None
 
     def value(estimate: Estimate | None) -> float | None:
         return None if estimate is None else estimate.value
@@ -26,6 +28,7 @@ def to_saebench(result: CoreResult, settings: CoreConfig) -> dict[str, Any]:
             "compute_kl": loss is not None,
             "compute_ce_loss": loss is not None,
             "exclude_special_tokens_from_reconstruction": bool(settings.left_out),
+            "put_in": settings.put_in,
         },
         "eval_id": None,
         "datetime_epoch_millis": None,

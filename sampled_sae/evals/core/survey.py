@@ -54,8 +54,9 @@ def survey(model: LanguageModel, layer: int, contexts: Tensor, settings: CoreCon
             "load it in float32"
         )
     median = float(norms[measured].median())
-    # Infinity times a median of 0 would be nan.
-    limit = math.inf if math.isinf(settings.norm_factor) else settings.norm_factor * median
+    limit = settings.norm_limit
+    if limit is None:  # infinity times a median of 0 would be nan
+        limit = math.inf if math.isinf(settings.norm_factor) else settings.norm_factor * median
     normal = measured & (norms <= limit)
     del norms
     ordinary = total.clone()

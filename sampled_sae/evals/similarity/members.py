@@ -15,6 +15,7 @@ from torch import Tensor
 from sampled_sae.config import SAEConfig, sae_config_from_dict, to_dict
 from sampled_sae.errors import UserError
 from sampled_sae.evals.firing import Liveness, load_live
+from sampled_sae.evals.session import names_of
 from sampled_sae.files import read_json
 from sampled_sae.presets import label
 from sampled_sae.sae import SAE
@@ -75,7 +76,7 @@ def member_of(
 def open_members(folders: Iterable[Path]) -> list[Member]:
     """The SAEs of these folders, each once, in order, under names that tell them apart."""
     found = list(dict.fromkeys(folder.resolve() for folder in folders))
-    return [open_member(folder, name) for folder, name in zip(found, _names(found), strict=True)]
+    return [open_member(folder, name) for folder, name in zip(found, names_of(found), strict=True)]
 
 
 def open_member(folder: Path, name: str | None = None) -> Member:
@@ -105,15 +106,6 @@ def top_features(explained: dict[int, Explained], count: int = 10) -> list[tuple
     """The latents of the best scores with their explanations, best first; those without a score are left out."""
     scored = [(latent, item) for latent, item in explained.items() if item.score is not None]
     return sorted(scored, key=lambda pair: (-(pair[1].score or 0.0), pair[0]))[:count]
-
-
-def _names(folders: list[Path]) -> list[str]:
-    """The folders' last parts, as many as it takes to tell them apart."""
-    for parts in range(1, max((len(folder.parts) for folder in folders), default=1) + 1):
-        names = ["/".join(folder.parts[-parts:]) for folder in folders]
-        if len(set(names)) == len(names):
-            return names
-    return [str(folder) for folder in folders]
 
 
 def _configuration(folder: Path) -> tuple[SAEConfig | None, dict[str, Any]]:
