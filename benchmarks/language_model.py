@@ -182,10 +182,12 @@ def full(s: Setting) -> dict[str, Any]:
 
 
 def others(s: Setting) -> dict[str, Any]:
-    """The same at the other shares."""
+    """The same at the other shares, and contenders at twice the highest rate where that was the best."""
     best, listed = read(s, "tune")["best"], members(s.a.m, s.a.k)
     shares = [share for share in SHARES if share != read(s, "full")["share"]]
     pairs = [(name, share * best[name]) for name in listed if name not in CONTENDERS for share in shares]
+    # A contender that was best at the highest rate may be better at a higher one.
+    pairs += [(name, 2 * best[name]) for name, share in read(s, "rates")["best_share"].items() if share == SHARES[0]]
     return whole(s, [name for name, _ in pairs], [at(listed[name], rate) for name, rate in pairs])
 
 

@@ -68,7 +68,9 @@ class Source:
             if getattr(self, name) is None:
                 raise UserError(f"{name}: is missing; give a file of activations, or model, text and layer")
         assert self.model is not None and self.text is not None and self.layer is not None
-        text = TextConfig(length=self.context or 1024, bos=self.bos, skip_first=self.skip_first)
+        text = TextConfig(
+            length=1024 if self.context is None else self.context, bos=self.bos, skip_first=self.skip_first
+        )
         limit = None if self.max_norm in (None, float("inf")) else self.max_norm
         settings = HarvestConfig(self.layer, text, self.buffer_tokens, self.contexts_at_once, limit)
         where = (self.text, self.text_field, self.split, self.subset)
@@ -82,7 +84,8 @@ class Source:
             model.compile()
         need = f"{readable(model.bytes)} for the model, {readable(bytes_needed(model, settings))} for its activations"
         print(f"{model.name}: {need}, on {place}", file=sys.stderr)
-        rest: dict[str, Any] = {"heldout_tokens": self.heldout_tokens, "seed": seed, "text": self.text}
+        part = ", ".join(filter(None, (self.subset, self.split, self.text_field)))
+        rest: dict[str, Any] = {"heldout_tokens": self.heldout_tokens, "seed": seed, "text": self.text, "part": part}
         return lambda: open_harvest(model, documents(*where), settings, batch_size=batch_size, **rest)
 
 

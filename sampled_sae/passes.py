@@ -42,6 +42,7 @@ def train_in_passes(
             write_json(out / PLAN, [len(group) for group in groups])
             print(f"pass {number} of {len(groups)}: {len(group)} SAEs", file=sys.stderr)
         folders += _one_pass(activations if number == 1 else source(), group, folder, place, settings)
+        activations = None  # what it holds is wanted for the next pass
     return folders
 
 
@@ -55,6 +56,9 @@ def _one_pass(
     else:
         train_layers(layers, configs, out=out, device=device, **settings)
         folders = [layer_folder(out, layer) for layer in layers]
+    for layer in layers.values():
+        if hasattr(layer, "close"):
+            layer.close()
     return [folder / "saes" / str(config.name) for folder in folders for config in configs]
 
 

@@ -34,7 +34,9 @@ class Run:
         dtype: torch.dtype,
         out: Path | None,
         say: Callable[[str], None],
+        source: dict[str, Any] | None = None,
     ):
+        """`source` says where the activations come from; a run in `out` goes on only with the same."""
         self.configs, self.shared = configs, shared
         self.device, self.dtype = device, dtype
         self.out, self.say = out, say
@@ -45,7 +47,7 @@ class Run:
         self.seconds = 0.0
         self.heldout = ""
         self.restored: checkpoint.Checkpoint | None = None
-        self.source: dict[str, Any] = {}
+        self.source = source or {}
         self.sinks: list[Sink] = []
         self.first, self.before, self.begun = 0, 0.0, 0.0
         self.fve = (math.nan, math.nan)
@@ -78,6 +80,9 @@ class Run:
         difference = checkpoint.first_difference(content["config"], description)
         if difference:
             raise UserError(f"{record}: the run there has another configuration: {difference}")
+        difference = checkpoint.first_difference(content.get("source") or self.source, self.source)
+        if difference:
+            raise UserError(f"{record}: the run there is on other activations: {difference}")
         if content.get("finished"):
             checkpoint.remove_all(self._checkpoints())
             return [SAE.load(self._folder(config), self.device) for config in self.configs]
@@ -108,7 +113,6 @@ class Run:
             self.heldout = fingerprint(stream.heldout)
             if self.shared.normalize:
                 self.scale = input_scale(stream.heldout)
-        self.source = getattr(stream, "metadata", {})
         if self.out is not None and not (self.out / "run.json").exists():
             self._record(finished=False)
 
@@ -169,8 +173,8 @@ class Run:
         kept = f"; the checkpoint of step {self.saved_step} is kept: resume from it" if self.saved_step >= 0 else ""
         return UserError(
             f"batch_size = {self.shared.batch_size}, {len(self.learners)} SAEs: out of memory on {self.device} at step "
-            f"{self.step}: lower batch_size or latents, train fewer SAEs at once, or lower buffer_tokens and "
-            f"contexts_at_once of the harvest{kept}"
+            f"{self.step}: lower contexts_at_once of a harvest, or in a new run batch_size, latents, buffer_tokens or "
+            f"the number of SAEs{kept}"
         )
 
     def _checkpoints(self) -> Path:

@@ -103,7 +103,10 @@ def _train(
     """Train all configurations on each part (activations, folder, held-out tokens); returns its SAEs for each part."""
     full, place = _checked(configs, shared), usable_device(device)
     say: Callable[[str], None] = (lambda line: print(line, file=sys.stderr)) if progress else (lambda line: None)
-    runs = [Run(full, shared, place, dtype, folder, say) for _, folder, _ in parts]
+    runs = [
+        Run(full, shared, place, dtype, folder, say, getattr(activations, "identity", None))
+        for activations, folder, _ in parts
+    ]
     with ExitStack() as locks:
         for run in runs:
             if run.out is not None:

@@ -72,13 +72,14 @@ def open_harvest(
     heldout_tokens: int = 65_536,
     seed: int = 0,
     text: str | None = None,
+    part: str | None = None,
 ) -> dict[int, HarvestStream]:
     """What the trainer reads, for each layer; all layers come from the same passes through the model.
 
-    `text` is the name of the documents' source, for the record.
+    `text` is the name of the documents' source, for the record, and `part` which part of it (split, subset) they are.
     """
     harvest = Harvest(model, documents, config, batch_size, heldout_tokens, seed)
-    return {layer: HarvestStream(harvest, layer, text) for layer in harvest.layers}
+    return {layer: HarvestStream(harvest, layer, text, part) for layer in harvest.layers}
 
 
 def contexts_at_once(model: LanguageModel, config: HarvestConfig) -> int:
@@ -126,6 +127,13 @@ class Harvest:
         self._ahead: tuple[int, Future[Block]] | None = None
         self._worker = ThreadPoolExecutor(1, "harvest") if overlap else None
         self._stream = torch.cuda.Stream(model.device) if overlap else None
+
+    def close(self) -> None:
+        """Let go of blocks and of the thread that reads ahead."""
+        self._block, self._ahead = (-1, {}), None
+        if self._worker is not None:
+            self._worker.shutdown(wait=True, cancel_futures=True)
+            self._worker = ThreadPoolExecutor(1, "harvest")  # it may still be asked for a block
 
     def _to_hold_out(self, wanted: int) -> int:
         """How many contexts are held out: of a short text a tenth, but one at least."""
@@ -221,8 +229,8 @@ class Harvest:
 class HarvestStream:
     """One layer of a harvest: `batch(index)` [B, d], and held-out tokens that no batch contains."""
 
-    def __init__(self, harvest: Harvest, layer: int, text: str | None = None):
-        self.harvest, self.layer, self.text = harvest, layer, text
+    def __init__(self, harvest: Harvest, layer: int, text: str | None = None, part: str | None = None):
+        self.harvest, self.layer, self.text, self.part = harvest, layer, text, part
         self.width, self.batch_size = harvest.model.width, harvest.batch_size
         self.heldout, self.limit = harvest.heldout[layer], harvest.limits[layer]
         self.memory = bytes_needed(harvest.model, harvest.config) // len(harvest.layers)
@@ -232,6 +240,27 @@ class HarvestStream:
         """Batch number `index` [B, d], in the model's dtype and on its device."""
         number, place = divmod(index, self.harvest.block_batches)
         return self.harvest.block(number)[self.layer][place * self.batch_size : (place + 1) * self.batch_size]
+
+    def close(self) -> None:
+        """Let go of what is held for the next batches."""
+        self.harvest.close()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the batches: a run goes on only with the same."""
+        config = self.harvest.config
+        text = {"length": config.text.length, "bos": config.text.bos, "skip_first": config.text.skip_first}
+        return {
+            "model_name": self.harvest.model.name,
+            "layer": self.layer,
+            "text": self.text,
+            "part": self.part,
+            **text,
+            "end_of_text": config.text.end_of_text,
+            "max_norm": config.max_norm,
+            "buffer_tokens": config.buffer_tokens,
+            "seed": self.harvest.seed,
+        }
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -163,7 +163,14 @@ def test_training_on_a_harvest_resumes_to_the_same_weights(model, tmp_path):
     with pytest.raises(RuntimeError):
         ss.train(broken, config, out=tmp_path / "run", **common)
     assert read_json(tmp_path / "run" / "run.json")["source"]["model_name"] == "tiny"
+    longer = HarvestConfig((1,), TEXT, buffer_tokens=800, contexts_at_once=3, max_norm=None)
+    other = HarvestConfig((0,), TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=None)
+    for wrong, name in ((longer, "buffer_tokens"), (other, "layer")):
+        with pytest.raises(ss.UserError, match=f"is on other activations: .*{name}"):
+            ss.train(stream(model, wrong), config, out=tmp_path / "run", resume=True, **common)
     (resumed,) = ss.train(stream(model), config, out=tmp_path / "run", resume=True, **common)
+    with pytest.raises(ss.UserError, match=r"is on other activations: .*layer"):  # also when it is finished
+        ss.train(stream(model, other), config, out=tmp_path / "run", resume=True, **common)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
     loaded = ss.SAE.load(tmp_path / "run" / "saes" / "batchtopk-s0")
     assert loaded.metadata["model_name"] == "tiny" and loaded.metadata["layer"] == 1

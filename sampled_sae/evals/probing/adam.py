@@ -1,6 +1,6 @@
 """SAEBench's probe on many columns: AdamW on batches, stopped early and chosen by its accuracy on the test texts.
 
-What it reports is therefore too high. It is here to compare with numbers of SAEBench; `probing_fit` has the optimum.
+What it reports is therefore too high. It is here to compare with numbers of SAEBench; `fit` has the optimum.
 """
 
 from __future__ import annotations
