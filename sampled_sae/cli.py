@@ -1,4 +1,4 @@
-"""The command line: `sampled-sae train | cache | eval | compare | report | synthetic | merge`."""
+"""The command line: `sampled-sae train | cache | eval | compare | report | browse | reproduce | synthetic | merge`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from sampled_sae.cli_browse import Browse
 from sampled_sae.cli_compare import Compare
 from sampled_sae.cli_eval import Eval
 from sampled_sae.cli_report import Report
+from sampled_sae.cli_reproduce import Reproduce
 from sampled_sae.cli_source import Cache
 from sampled_sae.cli_train import Train
 from sampled_sae.data.synthetic import PRESETS, SyntheticConfig
@@ -120,6 +122,8 @@ Command = (
     | Annotated[Eval, tyro.conf.subcommand("eval")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Browse, tyro.conf.subcommand("browse")]
+    | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Synthetic, tyro.conf.subcommand("synthetic")]
     | Annotated[Merge, tyro.conf.subcommand("merge")]
 )

@@ -14,6 +14,7 @@ from sampled_sae.report.metrics import EVALUATIONS
 from sampled_sae.report.training_log import Log, read_log
 
 OWN, FOREIGN, WEIGHTS = "sampled_sae.json", "cfg.json", "sae_weights.safetensors"
+SYNTHETIC = "results.json"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Found:
     runs: list[Run] = field(default_factory=list)
     comparisons: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
     """Whole compare.json files."""
+    synthetic: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
+    """Whole results.json files of the synthetic experiment; its SAEs are not among the others."""
     notes: list[str] = field(default_factory=list)
     """What was left out, and why."""
 
@@ -83,8 +86,19 @@ def _interesting(folder: Path) -> Iterator[Path]:
     for where, below, files in os.walk(folder):
         below[:] = sorted(name for name in below if not name.startswith(".") and name not in ("checkpoints", "evals"))
         place = Path(where)
-        if {"run.json", "compare.json", OWN} & set(files) or _is_sae(place):
+        if SYNTHETIC in files and _synthetic(place, []):
+            below[:] = []
             yield place
+        elif {"run.json", "compare.json", OWN} & set(files) or _is_sae(place):
+            yield place
+
+
+def _synthetic(place: Path, notes: list[str]) -> dict[str, Any] | None:
+    """The results of a synthetic experiment in this folder; none where there are none."""
+    results = _read(place / SYNTHETIC, notes) if (place / SYNTHETIC).exists() else None
+    listed = (results or {}).get("saes")
+    named = isinstance(listed, list) and all(isinstance(sae, dict) and "name" in sae for sae in listed)
+    return results if named and part(results, "data") else None
 
 
 def _is_sae(place: Path) -> bool:
@@ -95,6 +109,11 @@ def _is_sae(place: Path) -> bool:
 
 
 def _read_folder(place: Path, found: Found) -> None:
+    results = _synthetic(place, found.notes)
+    if results is not None:
+        found.synthetic.append((place, results))
+        found.notes.append(f"{place}: the synthetic experiment, which has a page of its own: index.html there")
+        return
     if (place / "compare.json").exists():
         comparison = _read(place / "compare.json", found.notes)
         if comparison is not None:

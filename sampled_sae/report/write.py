@@ -11,6 +11,8 @@ from typing import NamedTuple
 from sampled_sae.errors import UserError
 from sampled_sae.files import make_folder, read_json, write_json, write_text
 from sampled_sae.report.collect import Found, collect
+from sampled_sae.report.paper_tables import paper_tables
+from sampled_sae.report.paper_tables_format import Missing, PaperTable, files
 from sampled_sae.report.sweep import Sweep, sweeps
 from sampled_sae.report.sweep_figures import missing_for_figures, paper_figures, write_figures
 from sampled_sae.report.sweep_page import page, styles
@@ -29,6 +31,10 @@ class Written(NamedTuple):
     notes: list[str]
     """What is missing, one line each."""
     sweeps: list[Sweep]
+    paper: list[Path]
+    """The paper's tables, three files each."""
+    paper_tables: list[PaperTable | Missing]
+    """The same, and those for which something is missing."""
 
 
 def write_report(
@@ -46,6 +52,12 @@ def write_report(
         for file, text in tables(sweep).items():
             tabled.append(out / "tables" / (name + file))
             write_text(tabled[-1], text)
+    paper = paper_tables(found, made, _names(made))
+    filled = [out / "tables" / file for table in paper if isinstance(table, PaperTable) for file in files(table)]
+    texts = [text for table in paper if isinstance(table, PaperTable) for text in files(table).values()]
+    for path, text in zip(filled, texts, strict=True):
+        make_folder(path.parent)
+        write_text(path, text)
     drawn: list[Path] = []
     lacking = missing_for_figures() if figures else None
     if figures and lacking is None:
@@ -58,8 +70,8 @@ def write_report(
             drawn = write_figures(listed, out / "figures")
         except UserError as error:
             lacking = str(error)
-    _tidy(out, [index, *tabled, *drawn])
-    return Written(index, tabled, drawn, [*notes, *([lacking] if lacking else [])], made)
+    _tidy(out, [index, *tabled, *filled, *drawn])
+    return Written(index, tabled, drawn, [*notes, *([lacking] if lacking else [])], made, filled, paper)
 
 
 def _only(found: Found, model: str | None, layer: int | None) -> Found:
