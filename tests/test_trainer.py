@@ -337,7 +337,7 @@ def test_out_of_memory_on_the_way_says_what_to_lower(activations, tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "step", full)
-        with pytest.raises(ss.UserError, match=r"out of memory on cpu at step 7: lower .* batch_size, .* step 5 is kept"):
+        with pytest.raises(ss.UserError, match=r"out of memory on cpu at step 7: lower .* step 5 is kept"):
             ss.train(activations, [ss.batchtopk(48, 4)], **settings)
     assert len(ss.train(activations, [ss.batchtopk(48, 4)], resume=True, **settings)) == 1
 

@@ -170,7 +170,7 @@ SCALES: dict[str, Scale] = {
         checkpoint_every=50,
         contexts=12,
         probing=ProbingConfig((STAND_IN,), train_texts=160, test_texts=40, tokens=64),
-        absorption=AbsorptionConfig(max_words=2000, lines=3),
+        absorption=AbsorptionConfig(max_words=4000, lines=2),
         autointerp=AutointerpConfig(embedder="minilm", max_latents=20),
         interp_tokens=32_768,
         similarity=SimilarityConfig(across="reference"),

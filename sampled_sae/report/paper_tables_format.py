@@ -97,7 +97,8 @@ def latex(table: PaperTable) -> str:
         body.append(" & ".join(line) + r" \\")
     heads = " & ".join(in_latex(head.title) for head in table.heads)
     lines = "\n".join(body)
-    return rf"""% Needs \usepackage{{booktabs}}.
+    letters = "" if lines.isascii() else " Not all letters are ASCII: XeLaTeX and LuaLaTeX take them as they are."
+    return rf"""% Needs \usepackage{{booktabs}}.{letters}
 \begin{{table}}
 \centering
 \small
