@@ -52,7 +52,7 @@ class Speed(NamedTuple):
 
 
 SPEEDS = {
-    "cpu": Speed(0.45, 0.5, 4.2e-9, 2e-3, 6.5e-8, 0.15, 2.5e-7, 10, 45),
+    "cpu": Speed(0.45, 0.5, 5e-9, 2e-3, 6.5e-8, 0.15, 2.5e-7, 12, 25),
     "cuda": Speed(0.18, 0.1, 6.8e-12, 1e-3, 2e-9, 0.05, 2.5e-7, 15, 60),
 }
 """cpu: two cores. cuda: steps and models as in docs/speed.md and docs/language-models.md; its encode, word, probe are

@@ -318,7 +318,8 @@ def test_a_phone(browser: Any, made: tuple[Path, Page], scheme: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 400
     assert page.evaluate("document.getElementById('view').scrollWidth") <= 400
     page.locator(".back").click()
-    assert page.locator("#rows").is_visible() and page.locator(".row").count() > 10
+    page.locator("#rows").wait_for(state="visible")
+    page.wait_for_function("document.querySelectorAll('.row').length > 10")
     page.locator("#to-about").click()
-    assert page.locator("#view h2").inner_text() == "About these latents"
+    page.wait_for_selector("#view h2:text-is('About these latents')")
     opened.close()
