@@ -30,6 +30,7 @@ class Report:
     def run(self) -> None:
         if importlib.util.find_spec("plotly") is None:
             raise UserError("plotly is missing; pip install 'sampled-sae[report]'")
+        from sampled_sae.report.paper_tables_format import Missing
         from sampled_sae.report.text import shown
         from sampled_sae.report.write import write_report
 
@@ -39,6 +40,14 @@ class Report:
         for sweep in written.sweeps:
             print(f"{sweep.title}: {len(sweep.saes)} SAEs, {len(sweep.metrics)} numbers of each")
         print(f"Page: {written.page}")
-        for what, paths in (("Tables", written.tables), ("Figures", written.figures)):
+        for what, paths in (
+            ("Tables", written.tables),
+            ("Figures", written.figures),
+            ("The paper's tables", written.paper),
+        ):
             if paths:
                 print(f"{what}: {paths[0].parent} ({len(paths)} files)")
+        missing = [table for table in written.paper_tables if isinstance(table, Missing)]
+        if missing:
+            reasons = "; ".join(dict.fromkeys(shown(table.why) for table in missing))
+            print(f"Of the paper's tables {len(missing)} are missing: {reasons}")

@@ -29,8 +29,8 @@ from sampled_sae.sae import SAE
 FOLDER = "evals"
 USED = 0.5
 """Share of the free memory that the SAEs measured at once may take, with what is kept of them."""
-KEPT = 2**30
-"""Bytes that an evaluation keeps of one SAE, at most by experience: a text's codes as their nonzero entries."""
+KEPT = 2**14
+"""Bytes a latent that an evaluation keeps of one SAE, at most: the codes of texts as their nonzero entries."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Session:
         """As many SAEs at once as fit, one at least."""
         free, part, size = memory.available(self.device), list[Path](), 0
         for folder in folders:
-            need = 8 * self.saes[folder].m * self.saes[folder].d + KEPT
+            need = self.saes[folder].m * (8 * self.saes[folder].d + KEPT)
             full = free is not None and size + need > USED * free
             if part and (full or len(part) == most):
                 yield part
