@@ -25,6 +25,7 @@ from sampled_sae.evals.absorption.result import AbsorptionResult, LetterResult, 
 from sampled_sae.evals.absorption.score import Absorption, absorption, count_absorbers
 from sampled_sae.evals.absorption.spelling import Spelling, learn_to_spell
 from sampled_sae.evals.absorption.words import LETTERS, make_prompts
+from sampled_sae.evals.given import checked
 from sampled_sae.sae import SAE
 
 __all__ = ["AbsorptionConfig", "AbsorptionResult", "evaluate_absorption_many", "to_saebench"]
@@ -188,12 +189,7 @@ def _why_not(
 
 
 def _check(saes: Sequence[SAE], model: LanguageModel, layer: int) -> None:
-    if not saes:
-        raise UserError("saes = []: must name at least one SAE")
-    for number, sae in enumerate(saes):
-        which = "sae" if len(saes) == 1 else f"saes[{number}]"
-        if sae.d != model.width:
-            raise UserError(f"{which} has width {sae.d}: must be {model.width}, the width of {model.name}")
+    for which, sae in checked(saes, model):
         own, hook = sae.metadata.get("layer"), str(sae.metadata.get("hook_name") or "")
         # SAEs from elsewhere have no layer, but the name of the place.
         elsewhere = hook.endswith("hook_resid_post") and hook != model.saelens_hook_name(layer)

@@ -19,6 +19,7 @@ from sampled_sae.evals.autointerp.config import AutointerpConfig
 from sampled_sae.evals.autointerp.examples import check_buffer, check_latents
 from sampled_sae.evals.autointerp.result import AutointerpResult, to_saebench
 from sampled_sae.evals.autointerp.stream import Streams, collect_firings, count_firings, counted_positions
+from sampled_sae.evals.given import checked
 from sampled_sae.sae import SAE
 
 __all__ = ["AutointerpConfig", "AutointerpResult", "evaluate_autointerp", "evaluate_autointerp_many", "to_saebench"]
@@ -119,14 +120,9 @@ def _check(
     settings: AutointerpConfig,
     explanations: Sequence[Ready | None] | None,
 ) -> None:
-    if not saes:
-        raise UserError("saes = []: must name at least one SAE")
     if explanations is not None and len(explanations) != len(saes):
         raise UserError(f"explanations are for {len(explanations)} SAEs: must be for {len(saes)}")
-    for number, sae in enumerate(saes):
-        if sae.d != model.width:
-            which = "sae" if len(saes) == 1 else f"saes[{number}]"
-            raise UserError(f"{which} has width {sae.d}: must be {model.width}, the width of {model.name}")
+    for _, sae in checked(saes, model):
         check_latents(settings.latents, sae.m)
     if contexts.ndim != 2 or contexts.is_floating_point() or not len(contexts):
         raise UserError(

@@ -25,6 +25,7 @@ from sampled_sae.evals.core.fidelity import Density, Fidelity, Firing
 from sampled_sae.evals.core.loss import Loss, Reading
 from sampled_sae.evals.core.survey import Survey, chunks, survey
 from sampled_sae.evals.core.trained import MixedBatches, Trained, TrainedCut
+from sampled_sae.evals.given import checked
 from sampled_sae.sae import SAE
 
 
@@ -231,12 +232,7 @@ def _cut_batch(cuts: list[TrainedCut], x: Tensor, context: Tensor, found: Survey
 
 
 def _check(saes: Sequence[SAE], model: LanguageModel, contexts: Tensor) -> None:
-    if not saes:
-        raise UserError("saes = []: must name at least one SAE")
-    for number, sae in enumerate(saes):
-        if sae.d != model.width:
-            which = "sae" if len(saes) == 1 else f"saes[{number}]"
-            raise UserError(f"{which} has width {sae.d}: must be {model.width}, the width of {model.name}")
+    list(checked(saes, model))
     if contexts.ndim != 2 or contexts.is_floating_point() or not len(contexts) or contexts.shape[1] < 2:
         raise UserError(
             f"contexts are {contexts.dtype} of shape {tuple(contexts.shape)}: must be token ids [n, L], at least one "

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.errors import UserError
+from sampled_sae.evals.given import checked
 from sampled_sae.evals.probing.config import ProbingConfig
 from sampled_sae.evals.probing.data import Labelled
 from sampled_sae.evals.probing.draw import Draws, Part, Task, draw
@@ -192,12 +193,7 @@ def _dataset_result(
 
 
 def _check(saes: Sequence[SAE], model: LanguageModel, settings: ProbingConfig) -> None:
-    if not saes:
-        raise UserError("saes = []: must name at least one SAE")
-    for number, sae in enumerate(saes):
-        which = "sae" if len(saes) == 1 else f"saes[{number}]"
-        if sae.d != model.width:
-            raise UserError(f"{which} has width {sae.d}: must be {model.width}, the width of {model.name}")
+    for which, sae in checked(saes, model):
         if max(settings.k) > min(sae.m, sae.d):
             raise UserError(f"k = {max(settings.k)}: {which} has {sae.m} latents of width {sae.d}; must not be more")
     if model.context is not None and settings.tokens > model.context:
