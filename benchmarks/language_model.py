@@ -40,7 +40,7 @@ from sampled_sae.provenance import git_commit, versions
 RATES = (3e-4, 6e-4, 1.2e-3, 2.4e-3)
 CONTENDERS = ("BatchTopK", "uniform 50%, released at 70%", "TopK for 70%, then BatchTopK")
 SHARES = (1.0, 0.5, 0.25)
-SEEDED = (*CONTENDERS, "l2, l = 30", "entropy, l = 30")
+SEEDED = (*CONTENDERS, "l2, l = 5", "l2, l = 30", "entropy, l = 30", "uniform, l = 100")
 
 
 def members(m: int, k: int) -> dict[str, ss.SAEConfig]:
