@@ -7,7 +7,7 @@ the best of these, at a half and at a quarter of it: short runs like higher rate
 others at the share of their best short rate that served most contenders best. `seeds` trains BatchTopK and the best
 other twice more. Two more parts: `others` trains the others at the other shares too, and `final` everybody at its best
 rate of all, SEEDED in three seeds, to be evaluated further. Each part leaves a JSON file in DIR and reads those before
-it; with --keep the SAEs are saved.
+it; with --keep the SAEs are saved, and `final` does not train again what `others` kept.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ from sampled_sae.evals.core.config import CoreConfig
 from sampled_sae.evals.reconstruction import by_threshold
 from sampled_sae.learner import Learner
 from sampled_sae.pool_config import Multiplier, PoolConfig, Released
+from sampled_sae.presets import label
 from sampled_sae.provenance import git_commit, versions
 
 RATES = (3e-4, 6e-4, 1.2e-3, 2.4e-3)
 CONTENDERS = ("BatchTopK", "uniform 50%, released at 70%", "TopK for 70%, then BatchTopK")
 SHARES = (1.0, 0.5, 0.25)
-SEEDED = (*CONTENDERS, "l2, l = 5", "l2, l = 30", "entropy, l = 30", "uniform, l = 100")
+SEEDED = ("BatchTopK", "TopK for 70%, then BatchTopK", "l2, l = 5", "entropy, l = 30", "uniform, l = 100")
+TOO_SLOW = 4 / 3
+"""Where half of the best short rate made FVU so many times larger, a quarter of it is not tried on all tokens."""
 
 
 def members(m: int, k: int) -> dict[str, ss.SAEConfig]:
@@ -183,9 +186,14 @@ def full(s: Setting) -> dict[str, Any]:
 
 def others(s: Setting) -> dict[str, Any]:
     """The same at the other shares, and contenders at twice the highest rate where that was the best."""
-    best, listed = read(s, "tune")["best"], members(s.a.m, s.a.k)
-    shares = [share for share in SHARES if share != read(s, "full")["share"]]
-    pairs = [(name, share * best[name]) for name in listed if name not in CONTENDERS for share in shares]
+    tuned, listed = read(s, "tune"), members(s.a.m, s.a.k)
+    best, short = tuned["best"], {(line["name"], line["lr"]): line["fvu"] for line in tuned["runs"]}
+    pairs = []
+    for name in (name for name in listed if name not in CONTENDERS):
+        half = short.get((name, best[name] / 2), 0.0)
+        slow = half > TOO_SLOW * short[name, best[name]]
+        shares = [share for share in SHARES if share != read(s, "full")["share"] and not (slow and share == SHARES[-1])]
+        pairs += [(name, share * best[name]) for share in shares]
     # A contender that was best at the highest rate may be better at a higher one.
     pairs += [(name, 2 * best[name]) for name, share in read(s, "rates")["best_share"].items() if share == SHARES[0]]
     return whole(s, [name for name, _ in pairs], [at(listed[name], rate) for name, rate in pairs])
@@ -193,13 +201,16 @@ def others(s: Setting) -> dict[str, Any]:
 
 def final(s: Setting) -> dict[str, Any]:
     """Everybody at its best rate; some in three seeds."""
-    runs, listed = (
-        [line for part in ("rates", "full", "others") for line in read(s, part)["runs"]],
-        members(s.a.m, s.a.k),
-    )
+    listed = members(s.a.m, s.a.k)
+    runs = [line for part in ("rates", "full", "others") for line in read(s, part)["runs"]]
     best = {name: min((line for line in runs if line["name"] == name), key=fvu)["lr"] for name in listed}
     pairs = [(name, seed) for name in listed for seed in ((0, 1, 2) if name in SEEDED else (0,))]
-    return whole(s, [name for name, _ in pairs], [at(listed[name], best[name], seed) for name, seed in pairs])
+    configs = {pair: at(listed[pair[0]], best[pair[0]], pair[1]) for pair in pairs}
+    again = [pair for pair in pairs if not (s.a.keep and place(s, configs[pair]).exists())]
+    there = [line for line in read(s, "others")["runs"] if (line["name"], 0) not in again]
+    there = [line for line in there if line["lr"] == best[line["name"]]]
+    found = whole(s, [name for name, _ in again], [configs[pair] for pair in again])
+    return found | {"runs": there + found["runs"]}
 
 
 def seeds(s: Setting) -> dict[str, Any]:
@@ -233,8 +244,16 @@ def whole(s: Setting, names: list[str], configs: list[ss.SAEConfig]) -> dict[str
             assert sae.config is not None
             # Where the evaluations find model and text again.
             sae.metadata |= {"model_name": s.a.model, "text": s.a.text}
-            sae.save(s.a.keep / "saes" / str(sae.config.name))
+            folder = place(s, sae.config)
+            sae.config = replace(sae.config, name=folder.name)
+            sae.save(folder)
     return {"took": took, "runs": lines}
+
+
+def place(s: Setting, config: ss.SAEConfig) -> Path:
+    """Where an SAE is kept."""
+    folder: Path = s.a.keep / f"lr-{config.optimizer.lr:g}" / f"{label(config)}-s{config.seed}"
+    return folder
 
 
 PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {
