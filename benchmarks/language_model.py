@@ -1,13 +1,12 @@
 """Members of the family on one layer of a language model: each at its own best learning rate, on the same tokens.
 
-python benchmarks/language_model.py tune rates full seeds --model MODEL --text TEXT --heldout TEXT --out DIR
+python benchmarks/language_model.py tune rates full others final --model MODEL --text TEXT --heldout TEXT --out DIR
 
 `tune` trains everybody for an eighth of the tokens at each of RATES. `rates` trains the CONTENDERS for all tokens at
 the best of these, at a half and at a quarter of it: short runs like higher rates than long ones. `full` trains the
-others at the share of their best short rate that served most contenders best. `seeds` trains BatchTopK and the best
-other twice more. Two more parts: `others` trains the others at the other shares too, and `final` everybody at its best
-rate of all, SEEDED in three seeds, to be evaluated further. Each part leaves a JSON file in DIR and reads those before
-it; with --keep the SAEs are saved, and `final` does not train again what `others` kept.
+others at the share of their best short rate that served most contenders best, `others` at the other shares, and
+`final` everybody at its best rate of all, SEEDED in three seeds. Each part leaves a JSON file in DIR and reads those
+before it; with --keep the SAEs are saved, to be evaluated further, and `final` does not train again what `others` kept.
 """
 
 from __future__ import annotations
@@ -213,17 +212,6 @@ def final(s: Setting) -> dict[str, Any]:
     return found | {"runs": there + found["runs"]}
 
 
-def seeds(s: Setting) -> dict[str, Any]:
-    """BatchTopK and the best of the others twice more, each at its best rate."""
-    runs = read(s, "rates")["runs"] + read(s, "full")["runs"]
-    first = min((line for line in runs if line["name"] == "BatchTopK"), key=fvu)
-    other = min((line for line in runs if line["name"] != "BatchTopK"), key=fvu)
-    listed = members(s.a.m, s.a.k)
-    pairs = [(line, seed) for line in (first, other) for seed in (1, 2)]
-    configs = [at(listed[line["name"]], line["lr"], seed) for line, seed in pairs]
-    return whole(s, [line["name"] for line, _ in pairs], configs)
-
-
 def read(s: Setting, part: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((s.a.out / f"{part}.json").read_text())
     return found
@@ -257,7 +245,7 @@ def place(s: Setting, config: ss.SAEConfig) -> Path:
 
 
 PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {
-    **{"tune": tune, "rates": rates, "full": full, "seeds": seeds, "others": others, "final": final}
+    part.__name__: part for part in (tune, rates, full, others, final)
 }
 
 
