@@ -19,6 +19,7 @@ from sampled_sae.cli_source import Cache
 from sampled_sae.cli_train import Train
 from sampled_sae.data.synthetic import PRESETS, SyntheticConfig
 from sampled_sae.errors import Interrupted, UserError
+from sampled_sae.pipes import while_somebody_reads
 from sampled_sae.scores import SCORES, get_score, load_scores
 
 
@@ -130,10 +131,15 @@ Command = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point. A user's error is one line and exit code 2; an interruption is 130."""
+    """Entry point. A user's error is one line and exit code 2; an interruption is 130; nobody to read is 141."""
+    with while_somebody_reads():
+        _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> None:
     description = f"Sparse autoencoders with candidate pools. Scores: {', '.join(SCORES)}."
-    command: Any = tyro.cli(Command, prog="sampled-sae", description=description, args=arguments)
     try:
+        command: Any = tyro.cli(Command, prog="sampled-sae", description=description, args=arguments)
         command.run()
     except Interrupted as stop:
         print(f"stopped: {stop}", file=sys.stderr)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import sampled_sae as ss
+from sampled_sae import cli
 
 
 def run(*words, **options):
@@ -196,3 +197,45 @@ def test_ctrl_c_is_one_line_and_exit_code_130(acts, tmp_path):
     assert process.returncode == 130
     assert error.strip().splitlines()[-1].startswith("stopped: interrupted at step ")
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["reproduce", "--help"], 141),  # found while printing
+        (["merge", "--help"], 141),  # short: found with what is left in the buffer
+        (["reproduce", "--dry-run", "--device", "cpu", "--out", "x"], 1),  # rich's own way
+    ],
+)
+def test_a_reader_that_leaves_is_no_error(words, code, unbuffered, tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "sampled_sae.cli", *words],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        timeout=120,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_nobody_reads_errors_either(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "sampled_sae.cli", "merge", "--out", str(tmp_path)]
+    assert subprocess.run(words, stdout=write, stderr=write, timeout=120).returncode == 141
+    os.close(write)
+
+
+def test_another_broken_pipe_stays_an_error(monkeypatch, tmp_path):
+    def broken(self):
+        raise BrokenPipeError("of a worker")
+
+    monkeypatch.setattr(cli.Merge, "run", broken)
+    with pytest.raises(BrokenPipeError, match="of a worker"):
+        cli.main(["merge", "x", "--out", str(tmp_path)])

@@ -4,6 +4,10 @@ import csv
 import importlib.metadata
 import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -127,6 +131,38 @@ def test_the_whole_paper_with_an_interruption(tiny, tmp_path, monkeypatch, capsy
     monkeypatch.setitem(cli_reproduce.SCALES, "tiny", replace(tiny, k=5))
     with pytest.raises(UserError, match=r"train was begun otherwise: .*k"):
         go(out)
+
+
+SMALLER = """
+import sys
+from dataclasses import replace
+from sampled_sae import cli, cli_reproduce
+scale = cli_reproduce.SCALES["tiny"]
+part = replace(scale.synthetic, steps=25, scores=("l2",), multipliers=(5,))
+cli_reproduce.SCALES["tiny"] = replace(scale, synthetic=part)
+cli.main(sys.argv[1:])
+"""
+
+
+def test_ctrl_c_in_a_process_and_the_same_command_again(tmp_path):
+    asked = ["reproduce", "--only", "synthetic", "--device", "cpu", "--out", str(tmp_path)]
+    words = [sys.executable, "-c", SMALLER, *asked]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("training: "):
+            process.send_signal(signal.SIGINT)
+            break
+    rest = process.communicate(timeout=60)[1].strip().splitlines()
+    assert process.returncode == 130, rest
+    assert not any("Traceback" in line for line in rest)
+    assert rest[-1] == "stopped: in stage synthetic; the same command goes on from there"
+    assert list((tmp_path / "synthetic" / "checkpoints").iterdir()) and not finished(tmp_path)["synthetic"]
+    again = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert finished(tmp_path)["synthetic"]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "synthetic" / "log.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
 
 
 def test_parts_of_it(tiny, tmp_path, capsys):

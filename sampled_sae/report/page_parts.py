@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +101,12 @@ def select(name: str, options: Iterable[tuple[str, str]], chosen: str | None = N
     return f"<select data-choose='{in_html(name)}'>{''.join(lines)}</select>"
 
 
-def table(heads: Sequence[str], lines: Iterable[str], kind: str = "", label: str = "Table") -> str:
-    """A table out of its heads (HTML) and the cells of each line (HTML), in a box that scrolls by itself."""
-    head = "".join(f"<th scope='col'>{text}</th>" for text in heads)
+def table(
+    heads: Sequence[str], lines: Iterable[str], kind: str = "", label: str = "Table", left: Collection[int] = ()
+) -> str:
+    """A table out of its heads (HTML) and the cells of each line (HTML), in a box that scrolls by itself; the heads of
+    the columns `left` stand left."""
+    head = "".join(f"<th scope='col'{' class=left' * (c in left)}>{text}</th>" for c, text in enumerate(heads))
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f"""<div class="scroll {kind}" tabindex="0" role="region" aria-label="{in_html(label)}"><table>
 <thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"""

@@ -7,8 +7,9 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from sampled_sae.report.latex import head_lines, in_latex, row_of, tabular, text_file
 from sampled_sae.report.rows import form, number
-from sampled_sae.report.text import in_html, in_latex, in_markdown, shown
+from sampled_sae.report.text import in_html, in_markdown, shown
 
 
 class Head(NamedTuple):
@@ -89,30 +90,27 @@ def markdown(table: PaperTable) -> str:
 
 
 def latex(table: PaperTable) -> str:
-    """A LaTeX table for the package booktabs."""
-    kinds = "".join("p{4.5cm}" if head.wide else "l" if head.digits is None else "r" for head in table.heads)
+    """A LaTeX table with its caption."""
+    wide = sum(head.wide for head in table.heads)
+    kinds = "".join(_kind(head, wide) for head in table.heads)
     body = []
     for number_, line in enumerate(cells(table, in_latex, lambda text: rf"\textbf{{{text}}}")):
         body += [r"\midrule"] * (number_ in table.rules and number_ > 0)
-        body.append(" & ".join(line) + r" \\")
-    heads = " & ".join(in_latex(head.title) for head in table.heads)
-    lines = "\n".join(body)
-    letters = "" if lines.isascii() else " Not all letters are ASCII: XeLaTeX and LuaLaTeX take them as they are."
-    return rf"""% Needs \usepackage{{booktabs}}.{letters}
-\begin{{table}}
-\centering
-\small
-\caption{{{in_latex(table.title)}. {in_latex(table.note)}}}
-\label{{tab:{table.name.replace("_", "-")}}}
-\begin{{tabular}}{{{kinds}}}
-\toprule
-{heads} \\
-\midrule
-{lines}
-\bottomrule
-\end{{tabular}}
-\end{{table}}
-"""
+        body.append(row_of(line))
+    heads = [
+        head_lines(head.title, 22 if head.wide or (head.digits is None and not wide) else 9) for head in table.heads
+    ]
+    caption = rf"\caption{{{in_latex(table.title)}. {in_latex(table.note)}}}"
+    label = rf"\label{{tab:{table.name.replace('_', '-')}}}\smallskip"
+    lines = [r"\begin{table}", r"\centering", caption, label, "", tabular(kinds, heads, body), r"\end{table}"]
+    return text_file("", "\n".join(lines))
+
+
+def _kind(head: Head, wide: int) -> str:
+    """The column's kind; sentences share six tenths of the line."""
+    if head.wide:
+        return rf">{{\raggedright\arraybackslash}}p{{{0.6 / wide:.2f}\linewidth}}"
+    return "l" if head.digits is None else "r"
 
 
 def comma_separated(table: PaperTable) -> str:
@@ -124,16 +122,18 @@ def comma_separated(table: PaperTable) -> str:
     return text.getvalue()
 
 
-def html_rows(table: PaperTable) -> tuple[list[str], list[str]]:
-    """Heads and rows of cells for a page."""
+def html_rows(table: PaperTable) -> tuple[list[str], list[str], set[int]]:
+    """Heads and rows of cells for a page, and the columns of text, which stand left."""
     made = cells(table, in_html, lambda text: f"<b>{text}</b>")
+    left = {c for c, head in enumerate(table.heads) if head.wide or any(isinstance(row[c], str) for row in table.rows)}
+    kinds = ["text" if head.wide else "left" if c in left else "" for c, head in enumerate(table.heads)]
     lines = []
-    for row in made:
-        rest = "".join(
-            f"<td{' class=text' * head.wide}>{cell}</td>" for cell, head in zip(row[1:], table.heads[1:], strict=True)
-        )
-        lines.append(f"<th scope='row'>{row[0]}</th>{rest}")
-    return [in_html(head.title) for head in table.heads], lines
+    for number_, row in enumerate(made):
+        rule = " rule" * (number_ in table.rules and number_ > 0)
+        rest = [f"<td class='{kind}{rule}'>{cell}</td>" for cell, kind in zip(row[1:], kinds[1:], strict=True)]
+        lines.append(f"<th scope='row' class='{rule}'>{row[0]}</th>{''.join(rest)}")
+    # A hyphen that does not break: the heads are narrow.
+    return [in_html(head.title.replace("-", "\u2011")) for head in table.heads], lines, left
 
 
 def best(values: Sequence[float | None], digits: int) -> set[int]:

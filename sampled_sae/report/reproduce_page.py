@@ -57,14 +57,14 @@ def _stages(record: dict[str, Any], out: Path) -> str:
             state, seconds = "this page", "-"
         place = PLACES.get(name, "train")
         link = f"<a href='{place}'>{place}</a>" if state != "not run" and (out / place).exists() else "-"
-        lines.append(f"<th scope='row'>{in_html(name)}</th><td>{state}</td><td>{seconds}</td><td>{link}</td>")
-    return parts.table(["Stage", "", "Time", "Results"], lines, "data words", "Stages")
+        first = f"<th scope='row'>{in_html(name)}</th><td class='left'>{state}</td>"
+        lines.append(f"{first}<td>{seconds}</td><td class='left'>{link}</td>")
+    return parts.table(["Stage", "State", "Time", "Results"], lines, "paper", "Stages", {1, 3})
 
 
 def _table(table: PaperTable) -> str:
-    heads, lines = html_rows(table)
-    sentences = any(head.wide for head in table.heads) and len(heads) > 2
-    shown = parts.table(heads, lines, "features" if sentences else "" if len(heads) > 6 else "data words", table.title)
+    heads, lines, left = html_rows(table)
+    shown = parts.table(heads, lines, "paper", table.title, left)
     return f"<h3 class='apart'>{in_html(table.title)}</h3>{shown}<p class='note'>{in_html(table.note)}</p>"
 
 

@@ -7,12 +7,17 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from sampled_sae.report.latex import head_lines, in_latex, row_of, tabular, text_file
 from sampled_sae.report.metrics import EVALUATIONS
 from sampled_sae.report.rows import Column, Configuration, Stat, best_of, form
 from sampled_sae.report.sweep import Sweep, key_of
-from sampled_sae.report.text import in_latex, in_markdown, shown
+from sampled_sae.report.text import in_markdown, shown
 
 SETTINGS = ("l", "k", "latents", "lr", "tokens")
+MOST = 6
+"""Columns of numbers that stand beside each other in LaTeX."""
+
+Cell = tuple[str, tuple[str, str] | None]  # a number, and its range where seeds differ
 
 
 def columns_of(sweep: Sweep, evaluation: str) -> list[Column]:
@@ -50,58 +55,54 @@ def markdown(sweep: Sweep, evaluation: str) -> str:
     columns = columns_of(sweep, evaluation)
     heads = ["SAE", *(in_markdown(column.title) + _arrow(column, "↓", "↑") for column in columns)]
     lines = [heads, ["---", *["---:"] * len(columns)]]
-    lines += _cells(sweep, columns, in_markdown, lambda text: f"**{text}**", lambda low, high: f" ({low} to {high})")
+    for label, numbers in _cells(measured(sweep, columns), columns, in_markdown, lambda text: f"**{text}**"):
+        lines.append([label, *(f"{value} ({' to '.join(spread)})" if spread else value for value, spread in numbers)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def latex(sweep: Sweep, evaluation: str) -> str:
-    """A LaTeX table for the package booktabs."""
+    """LaTeX tables of a few columns each, one below the other: means over seeds, their range under them."""
     columns = columns_of(sweep, evaluation)
-    heads = [
-        "SAE",
-        *(in_latex(column.title) + _arrow(column, r"$\downarrow$", r"$\uparrow$") for column in columns),
-    ]
-    lines = _cells(
-        sweep,
-        columns,
-        in_latex,
-        lambda text: rf"\textbf{{{text}}}",
-        lambda low, high: rf" {{\scriptsize [{low}, {high}]}}",
-    )
-    body = "\n".join(" & ".join(line) + r" \\" for line in lines)
-    return rf"""% Needs \usepackage{{booktabs}}. Means over seeds, the smallest and the largest in brackets.
-\begin{{tabular}}{{l{"r" * len(columns)}}}
-\toprule
-{" & ".join(heads)} \\
-\midrule
-{body}
-\bottomrule
-\end{{tabular}}
-"""
+    rows = measured(sweep, columns)
+    parts = -(-len(columns) // MOST)
+    size = -(-len(columns) // parts)
+    blocks = [_block(rows, columns[start : start + size]) for start in range(0, len(columns), size)]
+    remark = "Means over seeds, the smallest and the largest in brackets."
+    return text_file(remark, "\n\n\\medskip\n".join(blocks))
+
+
+def _block(rows: Sequence[Configuration], columns: Sequence[Column]) -> str:
+    arrows = [_arrow(column, r"$\downarrow$", r"$\uparrow$") for column in columns]
+    heads = [["SAE"], *(head_lines(column.title, after=arrow) for column, arrow in zip(columns, arrows, strict=True))]
+    lines = []
+    for label, numbers in _cells(rows, columns, in_latex, lambda text: rf"\textbf{{{text}}}"):
+        lines.append(row_of([label, *(value for value, _ in numbers)]))
+        if any(spread for _, spread in numbers):
+            ranges = [rf"\scriptsize [{spread[0]}, {spread[1]}]" if spread else "" for _, spread in numbers]
+            lines += [row_of(["", *ranges]), r"\addlinespace[2pt]"]
+    return r"\noindent" + tabular("l" + "r" * len(columns), heads, lines)
 
 
 def _cells(
-    sweep: Sweep,
+    rows: Sequence[Configuration],
     columns: Sequence[Column],
     escape: Callable[[object], str],
     bold: Callable[[str], str],
-    spread: Callable[[str, str], str],
-) -> list[list[str]]:
-    rows = measured(sweep, columns)
-    lines = [[escape(row.label)] for row in rows]
+) -> list[tuple[str, list[Cell]]]:
+    lines: list[tuple[str, list[Cell]]] = [(escape(row.label), []) for row in rows]
     for column in columns:
         stats = [row.stat(column.key) for row in rows]
         best = best_of([stat and stat.mean for stat in stats], column)
-        for line, stat, mark in zip(lines, stats, best, strict=True):
-            line.append(_cell(stat, column.digits, bold if mark else str, spread))
+        for (_, line), stat, mark in zip(lines, stats, best, strict=True):
+            line.append(_cell(stat, column.digits, escape, bold if mark else str))
     return lines
 
 
-def _cell(stat: Stat | None, digits: int, mark: Callable[[str], str], spread: Callable[[str, str], str]) -> str:
+def _cell(stat: Stat | None, digits: int, escape: Callable[[object], str], mark: Callable[[str], str]) -> Cell:
     if stat is None:
-        return "-"
-    low, high = form(stat.low, digits), form(stat.high, digits)
-    return mark(form(stat.mean, digits)) + (spread(low, high) if low != high else "")
+        return escape("-"), None
+    mean, low, high = (escape(form(value, digits)) for value in stat)
+    return mark(mean), (low, high) if low != high else None
 
 
 def _arrow(column: Column, low: str, high: str) -> str:

@@ -1,4 +1,4 @@
-"""Names and other text of users as text: in HTML, in pictures, in Markdown and in LaTeX, whatever is in it."""
+"""Names and other text of users as text: in HTML, in pictures and in Markdown, whatever is in it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ import re
 
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that break a line, or change the direction of what stands around them, without being seen."""
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-}
 
 
 def shown(text: object, keep: str = "") -> str:
@@ -34,11 +26,6 @@ def in_html(text: object) -> str:
 def in_markdown(text: object) -> str:
     """For a cell of a Markdown table."""
     return re.sub(r"([\\`*_{}\[\]<>|~$#&])", r"\\\1", shown(text))
-
-
-def in_latex(text: object) -> str:
-    """For a cell of a LaTeX table."""
-    return "".join(LATEX.get(sign, sign) for sign in shown(text))
 
 
 def listed(names: list[str], most: int = 3) -> str:

@@ -10,17 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("playwright.sync_api")
-
 from sampled_sae.browse.files import Page
 from sampled_sae.browse.write import write_browser
 from tests.browse.made_up import HOSTILE, SILENT, M, hostile_tokenizer, made_up_page, write_hostile
+from tests.chromium import Opened
 from tests.data.tiny_models import make_tokenizer
 
-CHROME = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (path := shutil.which(name))), None
-)
-pytestmark = pytest.mark.skipif(CHROME is None, reason="there is no Chromium or Chrome")
 EXPLANATION = "<img src=x onerror=alert(1)>\\u202e\\n</script> chemistry"
 
 
@@ -35,40 +30,16 @@ INTRUDER = """() => {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROME, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Page]:
     folder = tmp_path_factory.mktemp("browse")
     return folder / "index.html", write_hostile(folder)
 
 
-class Opened:
-    """A page with what its console said."""
+class Browsed(Opened):
+    """A page of latents."""
 
-    def __init__(self, browser: Any, path: Path, address: str = "", width: int = 1300, scheme: str = "light"):
-        self.context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-        self.page = self.context.new_page()
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda line: self.said.append(line.text) if line.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.said.append(f"dialog {dialog.message}"), dialog.dismiss()))
-        self.page.on("request", self._note_request)
-        self.page.goto(path.as_uri() + address)
-        self.page.wait_for_selector("body[data-ready]")
-
-    def _note_request(self, request: Any) -> None:
-        self.asked.append(request.url.rsplit("/", 1)[-1])
-        if not request.url.startswith(("file:", "data:")):
-            self.said.append(f"asked for {request.url}")
+    ready = "document.body.hasAttribute('data-ready')"
+    size = (1300, 800)
 
     def go(self, latent: int) -> None:
         self.page.evaluate(f"location.hash = '#latent={latent}'")
@@ -85,19 +56,15 @@ class Opened:
         self.page.locator("#query").press("Enter")
         return self.latents()
 
-    def close(self) -> None:
-        assert self.said == []
-        self.context.close()
-
 
 @pytest.fixture
-def opened(browser: Any, made: tuple[Path, Page]) -> Iterator[Opened]:
-    page = Opened(browser, made[0])
+def opened(browser: Any, made: tuple[Path, Page]) -> Iterator[Browsed]:
+    page = Browsed(browser, made[0])
     yield page
     page.close()
 
 
-def test_first_view(opened: Opened, made: tuple[Path, Page]) -> None:
+def test_first_view(opened: Browsed, made: tuple[Path, Page]) -> None:
     fired = made[1].browsed.firings.fired
     assert opened.page.locator("#count").inner_text() == f"{int((fired > 0).sum())} of {M} latents"
     assert opened.page.locator("#view h2").inner_text() == "About these latents"
@@ -108,7 +75,7 @@ def test_first_view(opened: Opened, made: tuple[Path, Page]) -> None:
     assert opened.page.evaluate("document.documentElement.scrollWidth") == 1300
 
 
-def test_every_row_comes_into_sight(opened: Opened) -> None:
+def test_every_row_comes_into_sight(opened: Browsed) -> None:
     seen = set()
     for top in range(0, 40 * M, 600):
         opened.page.evaluate(f"list.scrollTop = {top}; showRows()")
@@ -116,7 +83,7 @@ def test_every_row_comes_into_sight(opened: Opened) -> None:
     assert seen == {str(latent) for latent in opened.latents()}
 
 
-def test_sorting(opened: Opened, made: tuple[Path, Page]) -> None:
+def test_sorting(opened: Browsed, made: tuple[Path, Page]) -> None:
     browsed = made[1].browsed
     assert browsed.other is not None
     live = (browsed.firings.fired > 0).nonzero().squeeze(1)
@@ -144,7 +111,7 @@ def test_sorting(opened: Opened, made: tuple[Path, Page]) -> None:
     assert opened.latents() == list(range(M))
 
 
-def test_searching(opened: Opened, made: tuple[Path, Page]) -> None:
+def test_searching(opened: Browsed, made: tuple[Path, Page]) -> None:
     tokens, tokenizer = made[1].browsed.tokens.token, hostile_tokenizer()
     known = [[tokenizer.convert_ids_to_tokens(t).strip().lower() for t in row if t >= 0] for row in tokens.tolist()]
 
@@ -168,7 +135,7 @@ def test_searching(opened: Opened, made: tuple[Path, Page]) -> None:
     assert len(opened.latents()) == int((made[1].browsed.firings.fired > 0).sum())
 
 
-def test_keys(opened: Opened) -> None:
+def test_keys(opened: Browsed) -> None:
     page = opened.page
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "query"
@@ -195,7 +162,7 @@ def test_keys(opened: Opened) -> None:
     assert page.locator(f"#row-{last}").is_visible()
 
 
-def test_a_latent(opened: Opened, made: tuple[Path, Page]) -> None:
+def test_a_latent(opened: Browsed, made: tuple[Path, Page]) -> None:
     browsed = made[1].browsed
     opened.page.locator("#row-300").click()
     opened.page.wait_for_selector("#view h2:text-is('Latent 300')")
@@ -221,7 +188,7 @@ def test_a_latent(opened: Opened, made: tuple[Path, Page]) -> None:
     opened.page.wait_for_selector("#view h2:text-is('Latent 300')")
 
 
-def test_shades_and_whole_contexts(opened: Opened, made: tuple[Path, Page]) -> None:
+def test_shades_and_whole_contexts(opened: Browsed, made: tuple[Path, Page]) -> None:
     browsed, latent = made[1].browsed, int(made[1].browsed.firings.fired.argmax())
     opened.go(latent)
     first = int((browsed.windows.latent == latent).nonzero()[0])
@@ -242,7 +209,7 @@ def test_shades_and_whole_contexts(opened: Opened, made: tuple[Path, Page]) -> N
     assert line.locator("button").get_attribute("aria-expanded") == "false"
 
 
-def test_hostile_text_is_text(opened: Opened, made: tuple[Path, Page]) -> None:
+def test_hostile_text_is_text(opened: Browsed, made: tuple[Path, Page]) -> None:
     opened.go(3)
     assert opened.page.locator(".said").inner_text() == EXPLANATION
     said = ""
@@ -259,7 +226,7 @@ def test_hostile_text_is_text(opened: Opened, made: tuple[Path, Page]) -> None:
 
 
 def test_silent_and_absent_latents(browser: Any, made: tuple[Path, Page]) -> None:
-    opened = Opened(browser, made[0], f"#latent={SILENT}")
+    opened = Browsed(browser, made[0], f"#latent={SILENT}")
     assert "It is silent" in opened.page.locator("#view").inner_text()
     assert opened.page.locator(".neighbours li").count() == 10
     opened.page.evaluate("location.hash = '#latent=99999'")
@@ -271,7 +238,7 @@ def test_parts_of_a_character_are_shown_together(browser: Any, tmp_path: Path) -
     tokenizer, page = make_tokenizer(), made_up_page(200, m=30, n=8, other=False)
     ids = tokenizer("a 🦀 is \u202e é\n <b>x", add_special_tokens=False)["input_ids"]
     page.browsed.contexts[:, : len(ids)] = torch.tensor(ids)
-    opened = Opened(browser, write_browser(page, tokenizer, tmp_path), "#latent=0")
+    opened = Browsed(browser, write_browser(page, tokenizer, tmp_path), "#latent=0")
     for button in opened.page.locator(".contexts button").all():
         button.click()
     said = opened.page.locator(".context").first.inner_text()
@@ -283,7 +250,7 @@ def test_a_page_without_its_data_says_so(browser: Any, made: tuple[Path, Page], 
     shutil.copytree(made[0].parent, tmp_path / "copy")
     [data] = (tmp_path / "copy").glob("data-*")
     (data / "chunk-1.js").unlink()
-    opened = Opened(browser, tmp_path / "copy" / "index.html", "#latent=300")
+    opened = Browsed(browser, tmp_path / "copy" / "index.html", "#latent=300")
     assert "chunk-1.js cannot be read" in opened.page.locator("#view [role=alert]").inner_text()
     opened.go(3)
     shutil.rmtree(data)
@@ -293,7 +260,7 @@ def test_a_page_without_its_data_says_so(browser: Any, made: tuple[Path, Page], 
     opened.context.close()
 
 
-def test_the_policy_holds(opened: Opened) -> None:
+def test_the_policy_holds(opened: Browsed) -> None:
     """Inline scripts and the network are refused by the browser itself."""
     opened.page.evaluate(INTRUDER)
     opened.page.wait_for_timeout(100)
@@ -307,7 +274,7 @@ def test_the_policy_holds(opened: Opened) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone(browser: Any, made: tuple[Path, Page], scheme: str) -> None:
-    opened = Opened(browser, made[0], width=400, scheme=scheme)
+    opened = Browsed(browser, made[0], width=400, scheme=scheme)
     page = opened.page
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) > 384) == (scheme == "light")

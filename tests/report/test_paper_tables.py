@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from sampled_sae.report.collect import collect
 from sampled_sae.report.paper_tables import paper_tables
 from sampled_sae.report.paper_tables_compare import compared, kind_of, title_of
-from sampled_sae.report.paper_tables_format import Head, Missing, PaperTable, best, files
+from sampled_sae.report.paper_tables_format import Head, Missing, PaperTable, best, files, html_rows
 from sampled_sae.report.sweep import sweeps
 from sampled_sae.report.write import write_report
+from tests.report.made_up_compare import COMPARISON, pair, synthetic
 from tests.report.made_up_sweep import grid, put, write_sweep
 
 EXPLAINED = [
@@ -28,41 +29,6 @@ EXPLAINED = [
     {"latent": 5, "explanation": "third", "scores": {"detection": 0.5, "balanced": 1.0, "fuzzing": 1.0}},
     {"latent": 1, "explanation": None, "scores": {"detection": None, "balanced": None, "fuzzing": None}},
 ]
-
-
-def sae(name: str, group: str, seed: int) -> dict[str, Any]:
-    return {"name": name, "group": group, "seed": seed}
-
-
-def pair(a: str, b: str, group_a: str, group_b: str, ways: tuple[float, float], unique: Any = ()) -> dict[str, Any]:
-    kind = "seeds" if group_a == group_b else "scores"
-    both = {"a_to_b": {"mmcs": ways[0]}, "b_to_a": {"mmcs": ways[1]}}
-    return {"kind": kind, "a": a, "b": b, "group_a": group_a, "group_b": group_b, "all": both, "unique": list(unique)}
-
-
-def unique(of: str, against: str, latents: int = 7) -> dict[str, Any]:
-    keys = {"explanation": "x", "match": 9, "match_explanation": "y", "decoder": -0.25, "text": 0.5}
-    table = [{"latent": latent, "overall": latent / 100, **keys} for latent in range(latents)]
-    return {"of": of, "against": against, "latents": 20, "others": 30, "table": table}
-
-
-COMPARISON = {
-    "saes": [
-        *(sae(f"b{seed}", "batchtopk", seed) for seed in (2, 0, 1)),
-        *(sae(f"e{seed}", "entropy-l100", seed) for seed in (0, 1)),
-        sae("e3", "entropy-l3", 0),
-    ],
-    "seeds": [{"group": "batchtopk", "random": 0.1}, {"group": "entropy-l100", "random": 0.1}],
-    "pairs": [
-        pair("b2", "b0", "batchtopk", "batchtopk", (0.9, 0.2)),
-        pair("b2", "b1", "batchtopk", "batchtopk", (0.9, 0.9)),
-        pair("b0", "b1", "batchtopk", "batchtopk", (0.4, 0.9)),
-        pair("e0", "e1", "entropy-l100", "entropy-l100", (0.5, 0.9)),
-        pair("e0", "b0", "entropy-l100", "batchtopk", (0.6, 0.8), [unique("e0", "b0"), unique("b0", "e0")]),
-        pair("e1", "b1", "entropy-l100", "batchtopk", (0.6, 0.7), [unique("e1", "b1")]),
-        pair("e3", "b0", "entropy-l3", "batchtopk", (0.6, 0.1), [unique("e3", "b0")]),
-    ],
-}
 
 
 def by_name(tables: list[PaperTable | Missing]) -> dict[str, Any]:
@@ -165,13 +131,6 @@ def test_settings_are_those_of_the_files(tmp_path: Path) -> None:
 # ---- the synthetic experiment --------------------------------------------------------------------------
 
 
-def synthetic() -> dict[str, Any]:
-    bucket = {"features": 3, "p": 0.1, "sigma": 1.0, "mean_activation": 0.8012, "std_activation": None}
-    run = {"name": "a-s0", "label": "A", "group": "batchtopk", "l": None, "fve_train": 0.5, "recovery": {"LF": 0.25}}
-    data = {"coherence": 0.0833, "expected_l0": 61.52, "observed_l0": 61.51, "noise_db": 20.0}
-    return {"data": {**data, "buckets": [{"name": "LF", **bucket}]}, "saes": [run, {**run, "name": "a-s1"}]}
-
-
 def test_the_synthetic_experiment(tmp_path: Path) -> None:
     write_sweep(tmp_path / "run")
     put(tmp_path / "synthetic" / "results.json", synthetic())
@@ -241,6 +200,15 @@ def test_files_hold_the_table(rows: list[tuple[Any, ...]]) -> None:
         assert line[1] == ("" if row[1] is None else repr(row[1])) and line[2] == (
             "" if row[2] is None else str(row[2])
         )
+
+
+def test_on_a_page_text_stands_left_under_its_head() -> None:
+    heads = [Head("k"), Head("Held-out name"), Head("x", 2), Head("Explanation", wide=True)]
+    rows = [[1, "a<b", 0.5, None], [2, None, -1.0, "words"]]
+    shown, lines, left = html_rows(PaperTable("t", "T", "", heads, rows, frozenset({(1, 2)}), frozenset({0, 1})))
+    assert left == {1, 3} and shown[1] == "Held\u2011out name"
+    assert lines[0].endswith("<td class='left'>a&lt;b</td><td class=''>0.50</td><td class='text'>-</td>")
+    assert lines[1].count(" rule'>") == 4 and "<b>-1.00</b>" in lines[1] and "rule" not in lines[0]
 
 
 def test_the_best_as_written() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("plotly")
-pytest.importorskip("playwright.sync_api")
 
 from sampled_sae import presets
 from sampled_sae.report.collect import collect
@@ -18,24 +16,10 @@ from sampled_sae.report.metrics import METRICS
 from sampled_sae.report.pareto import front
 from sampled_sae.report.sweep import sweeps
 from sampled_sae.report.write import write_report
+from tests.chromium import Opened
 from tests.report.made_up_sweep import K, M, core, write_sae, write_sweep
 
-CHROME = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (path := shutil.which(name))), None
-)
-pytestmark = pytest.mark.skipif(CHROME is None, reason="there is no Chromium or Chrome")
-
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\n🦀\"'"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROME, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -50,23 +34,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Opened:
-    """A page with what its console said."""
+class Explored(Opened):
+    """A page of a sweep."""
 
-    def __init__(self, browser: Any, path: Path, width: int = 1200, scheme: str = "light"):
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.page = self.context.new_page()
-        self.said: list[str] = []
-        self.page.on("console", lambda line: self.said.append(line.text) if line.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.said.append(f"dialog {dialog.message}"), dialog.dismiss()))
-        self.page.on("request", self._note_request)
-        self.page.goto(path.as_uri())
-        self.page.wait_for_function("document.querySelector('#s0-pareto')?.data !== undefined")
-
-    def _note_request(self, request: Any) -> None:
-        if not request.url.startswith(("file:", "data:", "blob:")):
-            self.said.append(f"asked for {request.url}")
+    ready = "document.querySelector('#s0-pareto')?.data !== undefined"
 
     def data(self, plot: str) -> list[dict[str, Any]]:
         """The traces of a plot as drawn."""
@@ -75,14 +46,13 @@ class Opened:
 
 
 @pytest.fixture(scope="module")
-def shared(browser: Any, report: Path) -> Iterator[Opened]:
-    opened = Opened(browser, report / "out" / "index.html")
+def shared(browser: Any, report: Path) -> Iterator[Explored]:
+    opened = Explored(browser, report / "out" / "index.html")
     yield opened
-    assert opened.said == []
-    opened.context.close()
+    opened.close()
 
 
-def test_any_two_numbers_and_their_front(shared: Opened, report: Path) -> None:
+def test_any_two_numbers_and_their_front(shared: Explored, report: Path) -> None:
     sweep = sweeps(collect([report / "a"]))[0]
     across, up = (shared.page.locator(f"article:not([hidden]) select[data-axis={axis}]") for axis in "xy")
     by_name = {metric.name: metric for metric in METRICS}
@@ -101,7 +71,7 @@ def test_any_two_numbers_and_their_front(shared: Opened, report: Path) -> None:
         assert shared.page.evaluate("document.getElementById('s0-pareto').layout.xaxis.title.text") == by_name[x].axis
 
 
-def test_no_front_without_a_better_end(shared: Opened) -> None:
+def test_no_front_without_a_better_end(shared: Explored) -> None:
     across, up = (shared.page.locator(f"article:not([hidden]) select[data-axis={axis}]") for axis in "xy")
     said = shared.page.locator("article:not([hidden]) [data-front]")
     across.select_option("l0")
@@ -112,7 +82,7 @@ def test_no_front_without_a_better_end(shared: Opened) -> None:
     assert shared.data("s0-pareto")[0]["x"] == []
 
 
-def test_every_seed(shared: Opened) -> None:
+def test_every_seed(shared: Explored) -> None:
     box = shared.page.locator("article:not([hidden]) [data-each]")
     before = sum(len(trace["x"]) for trace in shared.data("s0-pareto")[1:])
     box.check()
@@ -122,12 +92,12 @@ def test_every_seed(shared: Opened) -> None:
     box.uncheck()
 
 
-def test_hover_tells_the_settings(shared: Opened) -> None:
+def test_hover_tells_the_settings(shared: Explored) -> None:
     (group,) = [trace for trace in shared.data("s0-pareto") if trace.get("name") == "l2"]
     assert all(word in group["hovertext"][0] for word in ("l2", "l = 2", "lr 0.0003", "seeds 0, 1", "FVU"))
 
 
-def test_the_box_of_the_panels(shared: Opened) -> None:
+def test_the_box_of_the_panels(shared: Explored) -> None:
     box = shared.page.locator("article:not([hidden]) select[data-choose='s0-metric']")
     for name in ("absorption", "alive"):
         box.select_option(name)
@@ -136,7 +106,7 @@ def test_the_box_of_the_panels(shared: Opened) -> None:
         assert shared.page.locator(f"#s0-{name}-0 .scatterlayer .trace").count() > 0
 
 
-def test_sorting_by_keyboard(shared: Opened) -> None:
+def test_sorting_by_keyboard(shared: Explored) -> None:
     table = shared.page.locator("article:not([hidden]) .scroll:has(th button)").first
     head = table.locator("th button", has_text="FVU").first
     for direction in ("descending", "ascending"):
@@ -149,7 +119,7 @@ def test_sorting_by_keyboard(shared: Opened) -> None:
         assert head.locator("..").get_attribute("aria-sort") == direction
 
 
-def test_picking_a_group_of_curves(shared: Opened) -> None:
+def test_picking_a_group_of_curves(shared: Explored) -> None:
     shared.page.locator("article:not([hidden]) .picker label", has_text="uniform").click()
     lines = [trace for trace in shared.data("s0-curve-fve") if not trace["meta"]["band"]]
     assert {trace["opacity"] for trace in lines if trace["name"].startswith("uniform-l")} == {1}
@@ -158,7 +128,7 @@ def test_picking_a_group_of_curves(shared: Opened) -> None:
     shared.page.locator("article:not([hidden]) .picker label", has_text="all").first.click()
 
 
-def test_models_are_shown_one_at_a_time(shared: Opened) -> None:
+def test_models_are_shown_one_at_a_time(shared: Explored) -> None:
     box = shared.page.locator("select[data-choose=sweep]")
     assert shared.page.locator("article:not([hidden])").count() == 1
     box.select_option("1")
@@ -177,10 +147,9 @@ def test_models_are_shown_one_at_a_time(shared: Opened) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone(browser: Any, report: Path, scheme: str) -> None:
-    opened = Opened(browser, report / "out" / "index.html", 400, scheme)
+    opened = Explored(browser, report / "out" / "index.html", width=400, scheme=scheme)
     assert opened.page.evaluate("document.documentElement.scrollWidth") == 400
     cross = opened.data("s0-pareto")[-1]["marker"]["color"]
     assert cross == {"light": "#000000", "dark": "#ffffff"}[scheme]
     assert opened.page.evaluate("document.getElementById('s0-pareto').layout.dragmode") is False
-    assert opened.said == []
-    opened.context.close()
+    opened.close()

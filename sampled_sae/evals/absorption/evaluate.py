@@ -46,7 +46,7 @@ def evaluate_absorption_many(
     then again for each SAE. `finished` is given each SAE's number and result as soon as it is there."""
     settings = settings or AbsorptionConfig()
     layer = model.check_layer(layer)
-    _check(saes, model, layer)
+    list(checked(saes, model, layer))
     prompts = make_prompts(model.tokenizer, settings)
     each = len(prompts.train) + len(prompts.test) + len(prompts.fresh)
 
@@ -186,13 +186,3 @@ def _why_not(
     if found and not len(found.fraction):
         return "none of the test words that its probe gets right could be read again"
     return None
-
-
-def _check(saes: Sequence[SAE], model: LanguageModel, layer: int) -> None:
-    for which, sae in checked(saes, model):
-        own, hook = sae.metadata.get("layer"), str(sae.metadata.get("hook_name") or "")
-        # SAEs from elsewhere have no layer, but the name of the place.
-        elsewhere = hook.endswith("hook_resid_post") and hook != model.saelens_hook_name(layer)
-        if elsewhere or own not in (None, layer):
-            place = hook if own is None else f"layer {own}"
-            raise UserError(f"layer = {layer}: {which} was trained on {place}; measure it there")

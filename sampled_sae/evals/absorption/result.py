@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sampled_sae.config import to_dict
 from sampled_sae.evals.absorption.config import AbsorptionConfig
 from sampled_sae.evals.absorption.score import Absorber
+from sampled_sae.evals.to_json import plain
 
 
 class LetterResult(NamedTuple):
@@ -90,14 +90,8 @@ class AbsorptionResult(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
-        plain = self._asdict()
-        for name in ("fraction", "full", "splits", "main_f1"):
-            plain[name] = plain[name] and plain[name]._asdict()
-        plain["letters"] = [
-            item._asdict() | {"absorbers": [absorber._asdict() for absorber in item.absorbers]} for item in self.letters
-        ]
-        plain["settings"] = to_dict(self.settings)
-        return plain
+        found: dict[str, Any] = plain(self)
+        return found
 
 
 def spread(values: Sequence[float]) -> Spread:

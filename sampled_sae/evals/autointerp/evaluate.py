@@ -19,7 +19,7 @@ from sampled_sae.evals.autointerp.config import AutointerpConfig
 from sampled_sae.evals.autointerp.examples import check_buffer, check_latents
 from sampled_sae.evals.autointerp.result import AutointerpResult, to_saebench
 from sampled_sae.evals.autointerp.stream import Streams, collect_firings, count_firings, counted_positions
-from sampled_sae.evals.given import checked
+from sampled_sae.evals.given import check_contexts, checked
 from sampled_sae.sae import SAE
 
 __all__ = ["AutointerpConfig", "AutointerpResult", "evaluate_autointerp", "evaluate_autointerp_many", "to_saebench"]
@@ -58,7 +58,7 @@ def evaluate_autointerp_many(
     """
     settings = settings or AutointerpConfig()
     layer = model.check_layer(layer)
-    _check(saes, model, contexts, settings, explanations)
+    _check(saes, model, layer, contexts, settings, explanations)
     contexts = contexts.long().cpu()
     counted = counted_positions(contexts, settings.skip_first, settings.left_out)
     # Before anything is computed: a missing key or model must not cost an hour.
@@ -116,17 +116,14 @@ def _choose(
 def _check(
     saes: Sequence[SAE],
     model: LanguageModel,
+    layer: int,
     contexts: Tensor,
     settings: AutointerpConfig,
     explanations: Sequence[Ready | None] | None,
 ) -> None:
     if explanations is not None and len(explanations) != len(saes):
         raise UserError(f"explanations are for {len(explanations)} SAEs: must be for {len(saes)}")
-    for _, sae in checked(saes, model):
+    for _, sae in checked(saes, model, layer):
         check_latents(settings.latents, sae.m)
-    if contexts.ndim != 2 or contexts.is_floating_point() or not len(contexts):
-        raise UserError(
-            f"contexts are {contexts.dtype} of shape {tuple(contexts.shape)}: must be token ids [n, L], at least one "
-            "context"
-        )
+    check_contexts(contexts)
     check_buffer(settings.buffer, contexts)

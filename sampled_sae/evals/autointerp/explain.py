@@ -23,7 +23,13 @@ INSTRUCTIONS = (
     "mention spelling, capitals or position only where they matter. Cover most of the excerpts, do not list many "
     "words, and do not quote the excerpts at length. Begin with: This latent fires on"
 )
-OPENING = re.compile(r"(?is)^.*?\b(?:fires|activates)\s+(?:on|for|when|in)\b[\s:]*")
+OPENING = re.compile(
+    r"(?is)^\W*(?:.*?\b(?:this|the)\s+(?:\w+\s+)?(?:latent|neuron|feature|unit)|it)\s+(?:\w+ly\s+)?(?:fires|activates)\s+"
+    r"(?:\w+ly\s+)?(?:on|for|when|in)\b[\s:*]*"
+)
+"""Up to `this latent fires on`; what an explanation itself says of fires is no opening."""
+WRAPPED = re.compile(r"(?s)([\"'])((?:(?!\1).)*)\1")
+"""An answer that is one quotation."""
 THOUGHTS = re.compile(r"(?s)<think>.*?(?:</think>|\Z)")
 
 
@@ -73,7 +79,9 @@ def read_explanation(answer: Answer) -> Explained:
     if answer.text is None:
         return Explained(None, answer.reason)
     said = THOUGHTS.sub("", answer.text).strip()
-    text = " ".join(OPENING.sub("", said, count=1).split()).strip(" .\"'*") if said else ""
+    if wrapped := WRAPPED.fullmatch(said):
+        said = wrapped[2]
+    text = " ".join(OPENING.sub("", said, count=1).split()).strip(" .*")
     if not any(letter.isalnum() for letter in text):
         return Explained(None, "the chat model's answer holds no explanation")
     return Explained(text)

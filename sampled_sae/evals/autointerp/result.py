@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from sampled_sae.config import to_dict
 from sampled_sae.evals.autointerp.config import AutointerpConfig
 from sampled_sae.evals.autointerp.trials import Kind, Trial
 from sampled_sae.evals.bootstrap import NOTHING, Estimate, estimate, totals
 from sampled_sae.evals.explanations import save_explanations
+from sampled_sae.evals.to_json import plain
 
 KINDS: tuple[Kind, ...] = ("detection", "balanced", "fuzzing")
 
@@ -115,8 +114,8 @@ class AutointerpResult(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
-        plain: dict[str, Any] = _plain(self)
-        return plain
+        found: dict[str, Any] = plain(self)
+        return found
 
     def save_explanations(self, folder: Path) -> Path:
         """Write evals/explanations.json in the SAE's folder; `score` is detection's."""
@@ -195,15 +194,3 @@ def to_saebench(result: AutointerpResult, settings: AutointerpConfig) -> dict[st
         "eval_result_details": [],
         "eval_result_unstructured": {"explainer": result.explainer, "judge": result.judge, "latents": details},
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(item) for name, item in value._asdict().items()}
-    if isinstance(value, AutointerpConfig):
-        return _plain(to_dict(value))
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -8,13 +8,11 @@ a token. `CoreConfig` says what is left out and where the reconstruction is put 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sampled_sae.config import to_dict
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.errors import UserError
 from sampled_sae.evals.bootstrap import totals
@@ -25,7 +23,8 @@ from sampled_sae.evals.core.fidelity import Density, Fidelity, Firing
 from sampled_sae.evals.core.loss import Loss, Reading
 from sampled_sae.evals.core.survey import Survey, chunks, survey
 from sampled_sae.evals.core.trained import MixedBatches, Trained, TrainedCut
-from sampled_sae.evals.given import checked
+from sampled_sae.evals.given import check_contexts, checked
+from sampled_sae.evals.to_json import plain
 from sampled_sae.sae import SAE
 
 
@@ -55,8 +54,7 @@ class CoreResult(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
-        plain: dict[str, Any] = {name: _plain(item) for name, item in self._asdict().items() if name != "fired"}
-        return plain
+        return {name: plain(item) for name, item in self._asdict().items() if name != "fired"}
 
 
 def evaluate_core(
@@ -81,7 +79,8 @@ def evaluate_core_many(
     """
     settings = settings or CoreConfig()
     layer = model.check_layer(layer)
-    _check(saes, model, contexts)
+    list(checked(saes, model, layer))
+    check_contexts(contexts, tokens=2)
     # Token ids of smaller types cannot be gathered by.
     contexts = contexts.long().cpu()
     runs = [_Run(sae, contexts, settings) for sae in saes]
@@ -229,22 +228,3 @@ def _cut_batch(cuts: list[TrainedCut], x: Tensor, context: Tensor, found: Survey
     means = found.means if settings.trained_on_high_norm else found.normal_means
     for cut in cuts:
         cut.add(x, context, means.overall)
-
-
-def _check(saes: Sequence[SAE], model: LanguageModel, contexts: Tensor) -> None:
-    list(checked(saes, model))
-    if contexts.ndim != 2 or contexts.is_floating_point() or not len(contexts) or contexts.shape[1] < 2:
-        raise UserError(
-            f"contexts are {contexts.dtype} of shape {tuple(contexts.shape)}: must be token ids [n, L], at least one "
-            "context of at least 2 tokens"
-        )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(item) for name, item in value._asdict().items()}
-    if is_dataclass(value):
-        return _plain(to_dict(value))
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sampled_sae.data.foreign import package, reason
 from sampled_sae.errors import UserError
 
 SPLITS = ("train", "test")
@@ -98,8 +98,7 @@ def _rows(reader: Callable[[Path], Iterator[Mapping[str, Any]]], path: Path) -> 
             raise
         # Damage shows as errors of many families: those of the system, of json, of csv and of pyarrow.
         except (OSError, ValueError, csv.Error, RecursionError) as error:
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise UserError(f"{path}: cannot be read after row {number} ({reason})") from None
+            raise UserError(f"{path}: cannot be read after row {number} ({reason(error)})") from None
         number += 1
         if not isinstance(row, Mapping):
             raise UserError(f"{path}: row {number} is a {type(row).__name__}: must be an object with text and label")
@@ -142,7 +141,7 @@ def _read_csv(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _read_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
-    parquet = package("pyarrow.parquet", str(path))
+    parquet = package("pyarrow.parquet", f"datasets = {str(path)!r}")
     with parquet.ParquetFile(path) as file:
         wanted = [name for name in file.schema_arrow.names if name in ("text", "label", "split")]
         if not {"text", "label"} <= set(wanted):
@@ -157,12 +156,3 @@ READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
     ".jsonl": _read_jsonl,
     ".csv": _read_csv,
 }
-
-
-def package(name: str, source: str) -> Any:
-    """A package that only some datasets need."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        missing = name.split(".")[0]
-        raise UserError(f"datasets = {source!r}: {missing} is missing; pip install 'sampled-sae[lm]'") from None

@@ -56,7 +56,7 @@ def evaluate_probing_many(
 ) -> list[ProbingResult]:
     """The same for several SAEs of one layer, in their order. `progress` is called with (done, total)."""
     layer = model.check_layer(layer)
-    _check(saes, model, settings)
+    _check(saes, model, layer, settings)
     work = _prepare(settings)
     told = _Told(progress, sum(_cost(item, saes, settings) for item in work))
     dtype = str(model.dtype).removeprefix("torch.")
@@ -192,8 +192,8 @@ def _dataset_result(
     return DatasetResult(data.name, summarise([found]), found, len(work.texts), *left_out, work.draws.skipped)
 
 
-def _check(saes: Sequence[SAE], model: LanguageModel, settings: ProbingConfig) -> None:
-    for which, sae in checked(saes, model):
+def _check(saes: Sequence[SAE], model: LanguageModel, layer: int, settings: ProbingConfig) -> None:
+    for which, sae in checked(saes, model, layer):
         if max(settings.k) > min(sae.m, sae.d):
             raise UserError(f"k = {max(settings.k)}: {which} has {sae.m} latents of width {sae.d}; must not be more")
     if model.context is not None and settings.tokens > model.context:

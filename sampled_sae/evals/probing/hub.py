@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from sampled_sae.data.foreign import package, reason, stream
 from sampled_sae.errors import UserError
-from sampled_sae.evals.probing.data import Labelled, package
+from sampled_sae.evals.probing.data import Labelled
 
 CODE_SKIPPED = 150
 """Characters at the start of a code file that are left out: often a licence."""
@@ -114,28 +115,13 @@ def _cell(row: Any, column: str, name: str) -> str:
 
 def _stream(name: str, *args: Any, **options: Any) -> Iterator[Any]:
     """The rows of a dataset, as they come over the network."""
-    datasets = package("datasets", name)
-    number = 0
-    # The libraries below these calls raise errors of many families, none of which is a bug of ours.
+    datasets = package("datasets", f"datasets = {name!r}")
+    # The libraries below this call raise errors of many families, none of which is a bug of ours.
     try:
         rows = iter(datasets.load_dataset(*args, streaming=True, **options))
     except Exception as error:
         raise UserError(
-            f"datasets = {name!r}: cannot be opened on the Hugging Face hub ({_reason(error)}); "
+            f"datasets = {name!r}: cannot be opened on the Hugging Face hub ({reason(error)}); "
             "files with the columns text and label need no hub"
         ) from error
-    while True:
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except Exception as error:
-            raise UserError(
-                f"datasets = {name!r}: the hub's stream broke off at row {number} ({_reason(error)})"
-            ) from error
-        yield row
-        number += 1
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    yield from stream(rows, f"datasets = {name!r}")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
-from sampled_sae.config import to_dict
 from sampled_sae.evals.probing.config import ProbingConfig
 from sampled_sae.evals.probing.scores import Scores
+from sampled_sae.evals.to_json import plain
 
 
 class Spread(NamedTuple):
@@ -90,8 +89,8 @@ class ProbingResult(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
-        plain: dict[str, Any] = _plain(self)
-        return plain
+        found: dict[str, Any] = plain(self)
+        return found
 
 
 def combine(probes: Sequence[Probes], merge: Callable[[list[Any]], Any]) -> Probes:
@@ -196,13 +195,3 @@ def _by_label(dataset: DatasetResult) -> dict[str, dict[str, float]]:
             if value is not None:
                 found.setdefault(name, {})[label] = value
     return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(item) for name, item in value._asdict().items()}
-    if is_dataclass(value):
-        return _plain(to_dict(value))
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from sampled_sae.config import to_dict
 from sampled_sae.evals.similarity.config import SimilarityConfig
 from sampled_sae.evals.similarity.groups import Pair, Plan, Skipped, plan
 from sampled_sae.evals.similarity.members import EXPLANATIONS, Member, top_features
 from sampled_sae.evals.similarity.pair import EDGES, Compared, Dictionary, compare_pair, dictionary, not_live
 from sampled_sae.evals.similarity.summary import SeedAgreement, Table, across_scores, across_seeds
 from sampled_sae.evals.similarity.unique import UniqueFeatures, meanings, unique_features
+from sampled_sae.evals.to_json import plain
 
 
 class Embeds(Protocol):
@@ -61,12 +61,12 @@ class Comparison(NamedTuple):
         return {
             "saes": [_member(member, labels[member.name], self.zeros, self.settings) for member in self.members],
             "reference": self.plan.reference,
-            "seeds": [_plain(item) for item in self.seeds],
-            "scores": {name: table._asdict() for name, table in self.scores.items()},
+            "seeds": plain(self.seeds),
+            "scores": plain(self.scores),
             "pairs": [_pair(item) for item in self.pairs],
             "histogram_edges": EDGES,
-            "skipped": [_plain(item) for item in self.skipped],
-            "settings": to_dict(self.settings),
+            "skipped": plain(self.skipped),
+            "settings": plain(self.settings),
         }
 
 
@@ -97,8 +97,9 @@ def compare_saes(
         skipped += _missing(pair, first, second, compared)
         tell(number + 1, len(planned.pairs))
     facts = [(item.pair, item.compared) for item in results]
+    taking_part = {member.name for one in planned.groups for member in one.members}
     return Comparison(
-        list(members),
+        [member for member in members if member.name in taking_part],
         planned,
         held.zeros,
         results,
@@ -203,11 +204,5 @@ def _member(member: Member, label: str, zeros: dict[str, int], settings: Similar
 def _pair(item: PairResult) -> dict[str, Any]:
     pair = item.pair
     names = {"kind": pair.kind, "a": pair.a.name, "b": pair.b.name, "group_a": pair.group_a, "group_b": pair.group_b}
-    plain: dict[str, Any] = _plain(item.compared)
-    return names | plain | {"unique": _plain(item.unique)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(item) for name, item in value._asdict().items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    compared: dict[str, Any] = plain(item.compared)
+    return names | compared | {"unique": plain(item.unique)}

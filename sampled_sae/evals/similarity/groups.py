@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     """What a comparison will do."""
 
     groups: list[Group]
-    """In the order of their first members."""
+    """In the order of their first members; of SAEs of the same seeds only the first."""
     reference: str | None
     """Label of the group that others are compared with; none for a single group."""
     pairs: list[Pair]
@@ -59,10 +59,10 @@ class Plan(NamedTuple):
 def plan(members: Sequence[Member], settings: SimilarityConfig) -> Plan:
     """Seeds within each configuration, then the configurations with each other."""
     _check(members)
-    groups = group(members)
-    reference = _reference(groups, settings.reference)
     skipped: list[Skipped] = []
-    pairs = [pair for one in groups for pair in _within(one, skipped)]
+    groups = [_distinct(one, skipped) for one in group(members)]
+    reference = _reference(groups, settings.reference)
+    pairs = [Pair("seeds", a, b, one.label, one.label) for one in groups for a, b in combinations(one.members, 2)]
     for first, second in combinations(groups, 2):
         if settings.across == "all" or (settings.across == "reference" and reference in (first.label, second.label)):
             ordered = (second, first) if first.label == reference else (first, second)
@@ -114,14 +114,15 @@ def _reference(groups: list[Group], asked: str | None) -> str | None:
     return next((text for text in labels if text.split()[0] == "batchtopk"), labels[0])
 
 
-def _within(one: Group, skipped: list[Skipped]) -> list[Pair]:
-    pairs = []
-    for a, b in combinations(one.members, 2):
-        if (a.seed, a.data_seed) == (b.seed, b.data_seed):
-            skipped.append(Skipped("seeds", f"{a.name} and {b.name}", f"both are {one.label} with seed {a.seed}"))
-        else:
-            pairs.append(Pair("seeds", a, b, one.label, one.label))
-    return pairs
+def _distinct(one: Group, skipped: list[Skipped]) -> Group:
+    """The group with each seed once: a copy would count its pairs twice and make their spread too small."""
+    first: dict[tuple[int | None, int | None], Member] = {}
+    for member in one.members:
+        known = first.setdefault((member.seed, member.data_seed), member)
+        if known is not member:
+            why = f"both are {one.label} with seed {member.seed}: only the first is compared"
+            skipped.append(Skipped("seeds", f"{known.name} and {member.name}", why))
+    return Group(one.label, list(first.values()))
 
 
 def _between(first: Group, second: Group, seeds: Seeds, skipped: list[Skipped]) -> list[Pair]:
@@ -139,6 +140,9 @@ def _check(members: Sequence[Member]) -> None:
     if len(members) < 2:
         named = f"only {members[0].name!r}" if members else "none"
         raise UserError(f"folders: {named}: a comparison needs two SAEs at least")
+    names = [member.name for member in members]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"members: two are called {twice[0]!r}; must have names that tell them apart")
     first = members[0]
     for member in members:
         if member.width != first.width:

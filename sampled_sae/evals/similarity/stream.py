@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from sampled_sae.errors import UserError
 
@@ -26,11 +25,16 @@ def directions(decoder: Tensor, name: str = "decoder") -> Directions:
     if decoder.ndim != 2:
         raise UserError(f"{name} has shape {list(decoder.shape)}: must be a matrix [latents, width]")
     rows = decoder.detach().float()
-    norm = rows.norm(dim=1)
-    if not bool(norm.isfinite().all()):
+    largest = torch.linalg.vector_norm(rows, torch.inf, dim=1)
+    if not bool(largest.isfinite().all()):
         raise UserError(f"{name} has entries that are nan or infinite: must be finite numbers")
-    latent = norm.nonzero()[:, 0]
-    return Directions(normalize(rows[latent] if len(latent) < len(rows) else rows, dim=1), latent)
+    latent = largest.nonzero()[:, 0]
+    if len(latent) < len(rows):
+        rows, largest = rows[latent], largest[latent]
+    # Squares of very small or large entries would be 0 or infinite.
+    unit = rows / largest[:, None]
+    unit /= unit.norm(dim=1, keepdim=True)
+    return Directions(unit, latent)
 
 
 def blocks(a: Tensor, b: Tensor, at_once: int) -> Iterator[tuple[int, Tensor]]:

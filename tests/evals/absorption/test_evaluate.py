@@ -1,93 +1,27 @@
-"""Absorption from the words to the result, on a small model that is made to know first letters."""
+"""Absorption from the words to the result."""
 
 import json
 from dataclasses import replace
-from functools import cache
-from string import ascii_lowercase
 
 import pytest
 import torch
-import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from sampled_sae.data.layers import LanguageModel
 from sampled_sae.errors import UserError
-from sampled_sae.evals.absorption import AbsorptionConfig, evaluate_absorption_many, to_saebench
+from sampled_sae.evals.absorption import evaluate_absorption_many, to_saebench
 from sampled_sae.evals.absorption.spelling import survey_layers
-from sampled_sae.evals.absorption.words import LETTERS, find_words, make_prompts
+from sampled_sae.evals.absorption.words import LETTERS, make_prompts
 from sampled_sae.sae import SAE
-from tests.data.tiny_models import make_tokenizer
-
-GROUPS = "abcdefghijkl"
-WIDTH = 26 + len(GROUPS)
-QUICK = AbsorptionConfig(lines=2, probe_epochs=20, probe_batch=16, lr=0.05, f1_jump=0.2, prompts_at_once=128)
-ABSORBED, GROUP = LETTERS.index("s"), 0
-
-
-@cache
-def words_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """Words of two letters, with and without a space, are one token each; so are single letters."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pairs = [(first, second) for first in LETTERS for second in GROUPS]
-    spaced = [("Ġ", f"{first}{second}") for first, second in pairs]
-    tokens = ["<|endoftext|>", *alphabet, *("".join(pair) for pair in pairs + spaced)]
-    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs + spaced))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=tokens[0], bos_token=tokens[0])
-
-
-def make_speller() -> LanguageModel:
-    """Embeddings hold 3 in the place of the first letter and 3 in that of the second; blocks add next to nothing."""
-    tokenizer = words_tokenizer()
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        max_position_embeddings=256,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            torch.nn.init.normal_(weight, std=0.02)
-        for number in range(len(tokenizer)):
-            text = tokenizer.decode([number]).strip().lower()
-            if text and all(char in ascii_lowercase for char in text):
-                model.model.embed_tokens.weight[number, LETTERS.index(text[0])] += 3
-                if text[1:] and text[1] in GROUPS:
-                    model.model.embed_tokens.weight[number, 26 + GROUPS.index(text[1])] += 3
-    return LanguageModel(model, tokenizer, "speller")
-
-
-@cache
-def speller() -> LanguageModel:
-    return make_speller()
-
-
-@torch.no_grad()
-def letter_sae(absorbing: bool = True) -> SAE:
-    """A latent for each letter and each group. If absorbing, latent 0 takes words with S in the first group: the
-    latents of S and of that group are silent there."""
-    sae = SAE(WIDTH, 1 + WIDTH)
-    sae.W_enc_rows[1:] = sae.W_dec[1:] = torch.eye(WIDTH)
-    sae.threshold.fill_(1.0)
-    both = torch.zeros(WIDTH)
-    both[[ABSORBED, 26 + GROUP]] = 1.0
-    sae.W_dec[0] = both / both.norm()
-    if absorbing:
-        sae.W_enc_rows[0], sae.b_enc[0] = both * 2, -7.5
-        sae.W_enc_rows[1 + ABSORBED, 26 + GROUP] = -1.0
-        sae.W_enc_rows[1 + 26 + GROUP, ABSORBED] = -1.0
-    return sae
-
-
-@cache
-def results() -> list:
-    return evaluate_absorption_many([letter_sae(), letter_sae(absorbing=False)], speller(), 1, QUICK)
-
+from tests.evals.absorption.tools import (
+    ABSORBED,
+    GROUP,
+    GROUPS,
+    QUICK,
+    WIDTH,
+    letter_sae,
+    make_speller,
+    results,
+    speller,
+)
 
 # ---- answers that are known --------------------------------------------------------------------------
 
@@ -150,63 +84,6 @@ def test_layers_are_surveyed_in_one_pass():
     json.dumps([item.to_dict() for item in found], allow_nan=False)
 
 
-# ---- words and prompts -------------------------------------------------------------------------------
-
-
-def test_words_are_the_tokens_of_letters():
-    tokenizer = words_tokenizer()
-    words, left_out = find_words(tokenizer, QUICK)
-    texts = {word.text for word in words}
-    assert texts == {*LETTERS, *LETTERS.upper(), *(s + a + b for s in ("", " ") for a in LETTERS for b in GROUPS)}
-    assert left_out == 0
-    assert all(tokenizer.decode([word.token]) == word.text for word in words)
-    assert {word.letter for word in words if word.text.strip()[0] in "zZ"} == {25}
-
-
-def test_a_prompt_ends_with_its_word_after_solved_lines():
-    tokenizer = words_tokenizer()
-    prompts = make_prompts(tokenizer, replace(QUICK, lines=3))
-    parts = {"train": {p.word.text for p in prompts.train}, "test": {p.word.text for p in prompts.test}}
-    assert not parts["train"] & parts["test"]
-    assert len(prompts.train) + len(prompts.test) == prompts.words
-    assert len(prompts.train) == int(0.8 * prompts.words)
-    for name, own in parts.items():
-        for prompt in getattr(prompts, name)[:50]:
-            assert prompt.tokens[0] == tokenizer.bos_token_id
-            assert prompt.tokens[-1] == prompt.word.token
-            first, *lines, last = tokenizer.decode(prompt.tokens[1:].tolist()).split("\n")
-            assert (first, last, len(lines)) == ("", prompt.word.text, 3)
-            for line in lines:
-                word, answer = line.split(" has the first letter: ")
-                assert word in own - {prompt.word.text}
-                assert answer == word.strip()[0].upper()
-
-
-def test_the_seed_decides_words_and_lines():
-    tokenizer = words_tokenizer()
-
-    def drawn(**changes):
-        return [p.tokens.tolist() for p in make_prompts(tokenizer, replace(QUICK, **changes)).train]
-
-    assert drawn() == drawn() != drawn(seed=1)
-    assert len(drawn(max_words=100)) == 80
-    assert drawn(bos=False) == [tokens[1:] for tokens in drawn()]
-
-
-def test_words_that_a_line_splits_are_left_out_and_counted():
-    """After a q, a word without a space melts into it."""
-    tokenizer = words_tokenizer()
-    config = replace(QUICK, template="q{word} has the first letter:")
-    words, left_out = find_words(tokenizer, config)
-    spaced = [word for word in words if word.text.startswith(" ")]
-    assert len(spaced) == 26 * len(GROUPS)
-    assert left_out > 0
-    assert len(words) + left_out == 52 + 2 * 26 * len(GROUPS)
-    prompts = make_prompts(tokenizer, config)
-    assert prompts.left_out >= left_out
-    assert all(prompt.tokens[-1] == prompt.word.token for prompt in (*prompts.train, *prompts.test))
-
-
 # ---- what cannot be measured -------------------------------------------------------------------------
 
 
@@ -251,16 +128,6 @@ def test_an_sae_that_never_fires_is_not_evaluable():
     assert all(item.fraction is None and item.main == [] for item in found.letters)
 
 
-def test_too_few_words():
-    with pytest.raises(UserError, match=r"max_words = 12: 9 words to train and 3 to test, .* lines = 10 need more"):
-        make_prompts(words_tokenizer(), AbsorptionConfig(max_words=12))
-    with pytest.raises(UserError, match=r"of 54 that the tokenizer has"):
-        make_prompts(make_tokenizer(), AbsorptionConfig(lines=20))
-    numbers = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"1": 0}, "1")))
-    with pytest.raises(UserError, match="no words of ASCII letters"):
-        make_prompts(numbers, AbsorptionConfig())
-
-
 def test_words_of_one_letter_teach_nothing():
     lm = make_speller()
     lm.tokenizer = _Only(lm.tokenizer, LETTERS[1:])
@@ -299,33 +166,6 @@ def test_an_sae_of_another_width_or_layer():
         evaluate_absorption_many([letter_sae()], speller(), 2, QUICK)
     with pytest.raises(UserError, match=r"saes = \[\]"):
         evaluate_absorption_many([], speller(), 1, QUICK)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"max_words": 1},
-        {"lines": -1},
-        {"lines": 1.5},
-        {"train_share": 1.0},
-        {"template": "{word}"},
-        {"template": "the word: "},
-        {"template": "{word} and {other}"},
-        {"min_letters": 27},
-        {"max_k": 0},
-        {"l1": -0.1},
-        {"end_lr": 0.1},
-        {"min_cosine": 1.5},
-        {"bos": 1},
-        {"seed": 2**63},
-        {"start": "somewhere"},
-        {"lr": "fast"},
-    ],
-)
-def test_settings_that_make_no_sense(changes):
-    [name] = changes
-    with pytest.raises(UserError, match=f"^{name} = "):
-        AbsorptionConfig(**changes)
 
 
 # ---- what is given out -------------------------------------------------------------------------------

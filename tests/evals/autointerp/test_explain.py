@@ -91,10 +91,19 @@ def test_the_question_shows_the_windows_with_the_firing_tokens_marked(cases):
     ("said", "text"),
     [
         ("This latent fires on words about the sea.", "words about the sea"),
-        ("This neuron activates on  the word 'gene'", "the word 'gene"),
+        ("This neuron activates on  the word 'gene'", "the word 'gene'"),
+        ("This latent fires on 'gene' and 'cell'.", "'gene' and 'cell'"),
+        ("\"This latent fires on the word 'gene'.\"", "the word 'gene'"),
+        ("'words about the sea'", "words about the sea"),
+        ("Sure! This SAE latent primarily activates for dogs.", "dogs"),
+        ("It fires when a name ends", "a name ends"),
         ("words about\nthe sea", "words about the sea"),
         ("<think>It fires on cats?</think>This latent fires on dogs.", "dogs"),
         ("**This latent fires on:** dogs", "dogs"),
+        # An explanation's own words that look like an opening.
+        ("news of wildfires, such as 'fires in California'", "news of wildfires, such as 'fires in California'"),
+        ("a callback that activates when a button is pressed", "a callback that activates when a button is pressed"),
+        ("This latent fires on artillery that fires on a town", "artillery that fires on a town"),
     ],
 )
 def test_reading_explanations(said, text):

@@ -107,9 +107,9 @@ def test_one_problem_by_either_way_is_sklearns(n, u):
 
 
 def test_products_in_parts(monkeypatch):
-    left, right = torch.randn(5, 23), torch.randn(7, 23)
+    left, right, middle = torch.randn(5, 23), torch.randn(7, 23), torch.randn(23).double()
     monkeypatch.setattr(probing_fit, "COLUMNS", 4)
-    torch.testing.assert_close(products(left, right), left.double() @ right.double().T)
+    torch.testing.assert_close(products(left, right, middle), (left - middle) @ (right - middle).T)
 
 
 def test_no_convergence_is_an_error(monkeypatch):
@@ -119,6 +119,97 @@ def test_no_convergence_is_an_error(monkeypatch):
         fit(x[None], positive[None])
     with pytest.raises(RuntimeError, match="did not converge"):
         fit_kernel(x @ x.T, positive)
+
+
+# ---- columns of any scale ----------------------------------------------------------------------------
+
+SCALES = [1e-6, 1e-3, 1.0, 1e2, 1e4, 1e6, 1e8]
+
+
+def odd_problem(kind, n, k, scale):
+    """As above, and separable, or with a constant column, one twice, a large mean, a massive text or column."""
+    x, positive = problem(n, k, noise=0.0 if kind == "separable" else 0.7)
+    if kind == "constant":
+        x[:, 0] = 1.0
+    if kind == "twice":
+        x[:, 1] = x[:, 0]
+    if kind == "shifted":
+        x += 100.0
+    if kind == "massive text":
+        x[0] *= 1e4
+    if kind == "massive column":
+        x[:, 0] *= 1e4
+    return x * scale, positive
+
+
+KINDS = ["usual", "separable", "constant", "twice", "shifted", "massive text", "massive column"]
+
+
+def gradient_share(x, positive, w, b):
+    """The largest entry of the gradient as a share of the terms that it is the sum of, around the columns' means."""
+    inner, sign = x - x.mean(0), positive.double() * 2 - 1
+    pull = -sign * torch.sigmoid(-sign * (inner @ w + (b + x.mean(0) @ w)))
+    by_w = (inner.T @ pull + w).abs() / (inner.abs().T @ pull.abs() + w.abs()).clamp_min(1e-300)
+    return max(float(by_w.max()), float(pull.sum().abs() / pull.abs().sum()))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "k"), [(120, 5), (40, 39), (30, 60)])
+def test_the_gradient_is_zero_at_any_scale(n, k, kind, scale):
+    x, positive = odd_problem(kind, n, k, scale)
+    w, b = fit(x[None], positive[None])
+    assert gradient_share(x, positive, w[0], b[0]) < 1e-6
+
+
+@pytest.mark.parametrize("scale", [scale for scale in SCALES if scale <= 1e2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_and_its_limit(kind, scale):
+    x, positive = odd_problem(kind, 30, 60, scale)
+    inner = x - x.mean(0)
+    gram = inner @ inner.T
+    if float(gram.diagonal().max()) > probing_fit.LARGE:
+        with pytest.raises(ValueError, match="fit_one takes others"):
+            fit_kernel(gram, positive)
+        return
+    a, b = fit_kernel(gram, positive)
+    w = inner.T @ a
+    assert gradient_share(x, positive, w, b - x.mean(0) @ w) < 1e-6
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "u"), [(60, 20), (30, 60)])
+def test_one_problem_of_any_scale_is_found_by_either_way(n, u, kind, scale):
+    x, positive = odd_problem(kind, n + 20, u, scale)
+    w, b = fit(x[None, :n], positive[None, :n])
+    found = fit_one(x[:n], positive[:n], x[n:])
+    torch.testing.assert_close(found, x[n:] @ w[0] + b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [scale for scale in SCALES if scale >= 1])
+def test_a_scale_is_a_weaker_penalty(scale):
+    """Columns s times as large are those of C = s^2, which scikit-learn can solve too."""
+    x, positive = problem(200, 4, noise=1.0)
+    w, b = fit(scale * x[None], positive[None])
+    theirs = sklearn(x, positive, scale**2).decision_function(x.numpy())
+    torch.testing.assert_close(scale * x @ w[0] + b, torch.from_numpy(theirs), rtol=1e-3, atol=1e-3)
+
+
+def test_problems_of_several_scales_in_one_batch():
+    problems = [odd_problem("twice", 50, 4, scale) for scale in SCALES]
+    w, b = fit(torch.stack([x for x, _ in problems]), torch.stack([positive for _, positive in problems]))
+    for (x, positive), own_w, own_b in zip(problems, w, b, strict=True):
+        assert gradient_share(x, positive, own_w, own_b) < 1e-6
+
+
+@pytest.mark.parametrize("u", [3, 50])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_numbers_that_are_not_finite(u, wrong):
+    x, positive = problem(20, u)
+    x[3, 1] = wrong
+    with pytest.raises(ValueError, match="not finite"):
+        fit_one(x, positive, x)
 
 
 # ---- scores ------------------------------------------------------------------------------------------

@@ -80,6 +80,16 @@ def test_order_and_length_of_rows_do_not_matter_but_their_sign_does():
     assert opposite.all.mean == 0, "the best partner of a row is orthogonal, not opposite"
 
 
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e-13, 1e13, 1e30])
+def test_rows_may_be_very_short_or_long(scale):
+    a, b = rows(10, 8), rows(12, 8, 1)
+    expected = compare(one(a, "a"), one(b, "b")).all
+    found = compare(one(a, "a"), one(b * scale, "b"))
+    assert found.all.a_to_b.mmcs == pytest.approx(expected.a_to_b.mmcs, abs=1e-5)
+    assert found.all.b_to_a.mmcs == pytest.approx(expected.b_to_a.mmcs, abs=1e-5)
+    assert directions(b * scale).rows.norm(dim=1).tolist() == pytest.approx([1.0] * 12)
+
+
 def test_mmcs_is_not_symmetric():
     """A part of a dictionary is found in the whole, and the whole not in the part."""
     whole = torch.eye(8)

@@ -91,8 +91,14 @@ def test_the_same_seed_twice_says_nothing_about_seeds():
     twice = members(("a", seeded(seed=0)), ("b", seeded(seed=0)))
     with pytest.raises(UserError, match=r"no two of these 2 SAEs .* a and b: both are batchtopk with seed 0"):
         plan(twice, SimilarityConfig())
-    third = [*twice, *members(("c", seeded(seed=1)))]
-    assert pairs(third) == [("seeds", "a", "c"), ("seeds", "b", "c")]
+    # A copy would count its pairs twice.
+    more = [*twice, *members(("c", seeded(seed=1)), ("l", seeded(seed=0, score="l2")))]
+    assert pairs(more) == [("seeds", "a", "c"), ("scores", "l", "a")]
+    found = compare_saes(more)
+    assert [member.name for member in found.members] == ["a", "c", "l"]
+    assert found.seeds[0].seeds == [0, 1] and found.seeds[0].mmcs is not None and found.seeds[0].mmcs.pairs == 1
+    assert ("seeds", "a and b") in [(item.what, item.who) for item in found.skipped]
+    assert [sae["name"] for sae in found.to_dict()["saes"]] == ["a", "c", "l"]
     # Another order of the data is another seed.
     order = members(*((name, seeded(seed=0, training={"seed": data})) for name, data in (("a", 0), ("b", 1))))
     assert pairs(order) == [("seeds", "a", "b")]
@@ -105,6 +111,12 @@ def test_too_few_and_unlike_saes_are_refused():
         compare_saes([])
     with pytest.raises(UserError, match="b has width 7 and a has width 6: only SAEs of the same activations"):
         compare_saes(members(("a", seeded()), ("b", seeded(d=7))))
+
+
+def test_two_of_one_name_are_refused():
+    """By their names the decoders are held: two of one name would be compared with themselves."""
+    with pytest.raises(UserError, match="members: two are called 'a'; must have names that tell them apart"):
+        compare_saes(members(("a", seeded()), ("b", seeded(seed=1)), ("a", seeded(seed=2))))
 
 
 def test_a_reference_in_which_nothing_lives():

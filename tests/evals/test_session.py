@@ -1,0 +1,50 @@
+import pytest
+
+from sampled_sae.errors import UserError
+from sampled_sae.evals.session import find_saes, names_of, open_session
+from sampled_sae.sae import SAE
+
+
+def saved(folder, **metadata):
+    sae = SAE(4, 6)
+    sae.metadata = {"model_name": "tiny"} | metadata
+    return sae.save(folder)
+
+
+def opened(folders, layer=None):
+    return open_session(folders, lambda name: name, "cpu", layer=layer)
+
+
+def test_what_a_killed_save_leaves_is_no_sae(tmp_path):
+    """New folders wait under a name with a dot, and old ones below a folder with such a name."""
+    whole = saved(tmp_path / "run" / "sae")
+    saved(tmp_path / "run" / ".sae.x.tmp")
+    saved(tmp_path / "run" / ".sae.x.old" / "sae")
+    assert find_saes([tmp_path / "run"]) == [whole]
+    with pytest.raises(UserError, match="holds no SAE"):
+        find_saes([tmp_path / "run" / "nothing"])
+
+
+def test_a_run_below_a_hidden_folder_is_found(tmp_path):
+    whole = saved(tmp_path / ".cache" / "run" / "sae")
+    assert find_saes([whole.parent, whole]) == [whole]
+
+
+def test_the_layer_may_be_said_by_the_hook_alone(tmp_path):
+    own, foreign = saved(tmp_path / "own", layer=3), saved(tmp_path / "foreign", hook_name="blocks.4.hook_resid_pre")
+    silent, other = saved(tmp_path / "silent"), saved(tmp_path / "other", hook_name="blocks.4.hook_mlp_out")
+    assert opened([own, foreign]).layers == {own: 3, foreign: 3}
+    assert opened([own, foreign, silent], layer=3).layers == {own: 3, foreign: 3, silent: 3}
+    with pytest.raises(UserError, match=r"layer = 2: .*foreign is of layer 3; leave the flag out"):
+        opened([foreign], layer=2)
+    with pytest.raises(UserError, match=r"silent: does not say its layer; give --layer"):
+        opened([silent])
+    with pytest.raises(UserError, match="only SAEs of the residual stream can be measured"):
+        opened([other], layer=4)
+
+
+def test_names_are_as_long_as_it_takes(tmp_path):
+    folders = [tmp_path / "a" / "sae", tmp_path / "b" / "sae", tmp_path / "b" / "other"]
+    assert names_of(folders[1:]) == ["sae", "other"]
+    assert names_of(folders) == ["a/sae", "b/sae", "b/other"]
+    assert names_of([]) == []
