@@ -58,14 +58,14 @@ class Browse:
         from sampled_sae.browse.make import make_page
         from sampled_sae.browse.write import write_browser
         from sampled_sae.device import usable_device
-        from sampled_sae.evals.session import said
+        from sampled_sae.evals.session import layer_of, said
         from sampled_sae.files import make_folder
 
         require(self.tokens >= 1, "tokens", self.tokens, "must be at least 1")
         place = usable_device(self.device)
         sae, other = SAE.load(self.folder, place), None if self.other is None else SAE.load(self.other, place)
         name = str(said(sae, "model_name", self.model, "model", self.folder))
-        layer = int(said(sae, "layer", self.layer, "layer", self.folder))
+        layer = layer_of(sae, self.layer, self.folder)
         # A folder that cannot be written to must not be noticed after the work.
         make_folder(self.out)
         model = self._load(name, place)

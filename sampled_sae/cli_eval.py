@@ -120,6 +120,7 @@ class Eval:
         if name == "core":
             require(self.contexts >= 1, "contexts", self.contexts, "must be at least 1")
             about |= {part: getattr(self, part) for part in ("contexts", "context", "loss", "put_in")}
+            about["definition"] = 2  # densities once counted the tokens of high norm
             return Request(name, about, self._core_settings, partial(self._contexts, self.contexts, self.context, True))
         settings = {"probing": self.probing, "absorption": self.absorption, "autointerp": self.autointerp}[name]
         about |= decisive(to_dict(settings))
@@ -194,7 +195,7 @@ def same_text(one: str | None, other: str | None) -> bool:
 
 def stamps(names: Sequence[str]) -> list[Any]:
     """Size and time of the files among these names: another content is another question."""
-    files = [path for name in names for path in sorted([Path(name), *Path(name).glob("*")]) if path.is_file()]
+    files = [path for name in names for path in sorted([Path(name), *Path(name).rglob("*")]) if path.is_file()]
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 

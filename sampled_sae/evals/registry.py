@@ -33,7 +33,7 @@ EVALUATIONS: dict[str, Evaluation] = {
         core.evaluate_core_many,
         core.to_saebench,
         reads_text=True,
-        after=lambda result, folder: save_firing(folder, result.fired, result.measured.tokens),
+        after=lambda result, folder: save_firing(folder, result.fired, result.normal.tokens),
     ),
     "probing": Evaluation(probing.evaluate_probing_many, probing.to_saebench),
     "absorption": Evaluation(absorption.evaluate_absorption_many, absorption.to_saebench, one_by_one=True),

@@ -166,13 +166,16 @@ def open_session(
     names = {str(said(sae, "model_name", model, "model", folder)) for folder, sae in saes.items()}
     if len(names) > 1:
         raise UserError(f"folders: SAEs of several models ({', '.join(sorted(names))}); evaluate each on its own")
-    layers = {}
-    for folder, sae in saes.items():
-        own = own_layer(sae.metadata, str(folder))
-        if layer is not None and own not in (None, layer):
-            raise UserError(f"layer = {layer}: {folder} is of layer {own}; leave the flag out")
-        layers[folder] = int(said(sae, "layer", layer, "layer", folder)) if own is None else own
+    layers = {folder: layer_of(sae, layer, folder) for folder, sae in saes.items()}
     return Session(load(names.pop()), device, layers, saes)
+
+
+def layer_of(sae: Description | SAE, asked: int | None, folder: Path) -> int:
+    """The layer that an SAE says to be of, or the one that was asked for where it does not say."""
+    own = own_layer(sae.metadata, str(folder))
+    if asked is not None and own not in (None, asked):
+        raise UserError(f"layer = {asked}: {folder} is of layer {own}; leave the flag out")
+    return int(said(sae, "layer", asked, "layer", folder)) if own is None else own
 
 
 def said(sae: Description | SAE, name: str, asked: Any, flag: str, folder: Path) -> Any:

@@ -164,7 +164,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "alive",
         "Alive",
-        "Share of the latents that fire at all on the held-out text.",
+        "Share of the latents that fire at all on the held-out text, tokens of high norm aside.",
         "high",
         "core",
         ("density", "alive"),

@@ -45,8 +45,8 @@ def core(fvu: float | None = 0.2, alive: int = 60, **loss: float) -> dict[str, A
     numbers = dict.fromkeys(Loss._fields, 1.0) | {"ce_recovered": 0.9, "kl_recovered": 0.8} | loss
     found = Loss(**{name: estimate(value) for name, value in numbers.items()})
     trained = Trained(100, estimate(fvu), estimate(4.0))
-    parts = dict(measured=near, normal=near, trained=trained, density=density, loss=found, settings=CoreConfig())
-    return filled(CoreResult, layer=1, contexts=8, median_norm=3.0, **parts).to_dict()
+    parts = dict(measured=near, normal=near, trained=trained, density=density, density_measured=density, loss=found)
+    return filled(CoreResult, layer=1, contexts=8, median_norm=3.0, settings=CoreConfig(), **parts).to_dict()
 
 
 def probing(accuracy: float = 0.8) -> dict[str, Any]:

@@ -44,13 +44,15 @@ class CoreResult(NamedTuple):
     trained: Trained | None
     """By training's own cut; none for an SAE without a training configuration."""
     density: Density
-    """How often its latents fire."""
+    """How often its latents fire, on the tokens without a high norm: at one of those half of all latents may fire."""
+    density_measured: Density
+    """The same over all measured tokens."""
     loss: Loss | None
     """What the model loses; none if it was not to be measured."""
     settings: CoreConfig
     """How it was measured."""
     fired: Tensor | None = None
-    """[m]: on how many of the measured tokens each latent fires; not part of `to_dict`."""
+    """[m]: on how many of the tokens without a high norm each latent fires; not part of `to_dict`."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""
@@ -99,23 +101,24 @@ class _Run:
     def __init__(self, sae: SAE, contexts: Tensor, settings: CoreConfig):
         n, config = len(contexts), sae.config
         self.sae, self.settings = sae, settings
-        self.firing = Firing(sae, n)
+        self.firing, self.firing_measured = Firing(sae, n), Firing(sae, n)
         self.measured, self.normal, self.loss = _Sums(n), _Sums(n), _Sums(n)
         self.cut = None if config is None else TrainedCut(sae, config, n, settings.cut_batch, settings.seed)
 
     def add(self, rows: Tensor, reading: Reading, found: Survey) -> Tensor:
         """Measure the contexts of these rows [c]; returns their reconstruction [c, L, d]."""
         stream, length = reading.stream, reading.stream.shape[1]
-        device, chosen = self.sae.device, found.measured[rows]
+        device = self.sae.device
+        kinds = ((found.normal[rows], self.firing), (found.measured[rows], self.firing_measured))
         x_hat, l0 = fidelity.reconstruct(
             self.sae,
             stream.flatten(0, 1),
             rows.repeat_interleave(length).to(device),
-            chosen.flatten().to(device),
-            self.firing,
+            [(chosen.flatten().to(device), firing) for chosen, firing in kinds],
             self.settings.tokens_at_once,
         )
-        self.firing.add_tokens(rows, chosen.sum(1))
+        for chosen, firing in kinds:
+            firing.add_tokens(rows, chosen.sum(1))
         x_hat, l0 = x_hat.view(stream.shape).to(stream.device), l0.view(stream.shape[:2]).to(stream.device)
         exact, near = stream.double(), x_hat.double()
         batch = (rows // self.settings.legacy_batch).to(stream.device)
@@ -141,6 +144,7 @@ class _Run:
             fidelity.summarise(drawn(self.normal.by_name), n, s.level),
             trained.summarise(drawn(self.cut.sums), n, s.level) if self.cut else None,
             self.firing.density(s.resamples, s.level, s.seed),
+            self.firing_measured.density(s.resamples, s.level, s.seed),
             losses.summarise(drawn(shared.by_name | self.loss.by_name), n, s.level) if s.loss else None,
             s,
             self.firing.fired.sum(0).cpu(),

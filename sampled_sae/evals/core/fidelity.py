@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -44,7 +44,7 @@ class Fidelity(NamedTuple):
 
 
 class Density(NamedTuple):
-    """How often latents fire, over the measured tokens; every share is one of all latents, dead ones too."""
+    """How often latents fire, over some tokens; every share is one of all latents, dead ones too."""
 
     over_10_percent: Estimate
     """Share of the latents that fire on more than 10% of the tokens; its interval draws groups of contexts."""
@@ -102,15 +102,17 @@ def histogram(density: Tensor) -> tuple[list[int], list[float]]:
 
 
 def reconstruct(
-    sae: SAE, x: Tensor, context: Tensor, measured: Tensor, firing: Firing, at_once: int
+    sae: SAE, x: Tensor, context: Tensor, counted: Sequence[tuple[Tensor, Firing]], at_once: int
 ) -> tuple[Tensor, Tensor]:
-    """x [t, d] -> x_hat [t, d] and L0 [t], by threshold; what fires on the measured [t] tokens of each context [t] is
-    counted."""
+    """x [t, d] -> x_hat [t, d] and L0 [t], by threshold; each `Firing` counts what fires on its tokens [t] bool of each
+    context [t]."""
     sae_weights = parameters(sae)
     # An activation of 0 does not fire, whatever the threshold.
     cut = sae.threshold.clamp_min(0.0)
     x_hat, l0 = [], []
-    for part, number, counts in zip(x.split(at_once), context.split(at_once), measured.split(at_once), strict=True):
+    for start in range(0, len(x), at_once):
+        rows = slice(start, start + at_once)
+        part = x[rows]
         z = activations(part.to(sae.device, sae.dtype), sae_weights)
         token, latent = (z > cut).nonzero(as_tuple=True)
         if len(token) > DENSE * z.numel():
@@ -119,8 +121,9 @@ def reconstruct(
             decoded = decode(Codes(token, latent, z[token, latent], *z.shape), sae.W_dec)
         x_hat.append(decoded + sae.b_dec)
         l0.append(torch.bincount(token, minlength=len(part)))
-        chosen = counts[token]
-        firing.add(number[token][chosen], latent[chosen])
+        for tokens, firing in counted:
+            chosen = tokens[rows][token]
+            firing.add(context[rows][token][chosen], latent[chosen])
     return torch.cat(x_hat), torch.cat(l0)
 
 

@@ -15,7 +15,7 @@ def to_saebench(result: CoreResult, settings: CoreConfig) -> dict[str, Any]:
     Its `explained_variance`, which subtracts another mean, and what is not measured here are None; so are the losses
     unless reconstruction and ablations were put in where SAEBench puts them.
     """
-    all_, density = result.measured, result.density
+    all_, density = result.measured, result.density_measured
     loss = result.loss if settings.put_in == "saebench" else None
 
     def value(estimate: Estimate | None) -> float | None:

@@ -104,16 +104,38 @@ def test_density_is_the_formula(lm, contexts):
     sae = random_sae()
     sae.b_enc[:5] = -1e6  # never
     sae.b_enc[5:7] = 1e3  # always
-    found = evaluate_core(sae, lm, LAYER, contexts, CoreConfig(skip_first=3)).density
-    codes = sae.encode(lm.activations(contexts, [LAYER])[LAYER][:, 3:]).flatten(0, 1)
-    density = (codes > 0).double().mean(0)
-    assert found.over_10_percent.value == float((density > 0.1).double().mean())
-    assert found.over_1_percent.value == float((density > 0.01).double().mean())
-    assert found.alive == float((density > 0).double().mean())
-    assert found.dead == int((density == 0).sum()) >= 5
-    assert sum(found.histogram) + found.dead == sae.m
-    assert found.histogram[-1] >= 2
-    assert len(found.log10_edges) == len(found.histogram) + 1
+    x = lm.activations(contexts, [LAYER])[LAYER][:, 3:].flatten(0, 1)
+    norms = x.norm(dim=1)
+    given = CoreConfig(skip_first=3, norm_factor=1.3)
+    result = evaluate_core(sae, lm, LAYER, contexts, given)
+    fires = (sae.encode(x) > 0).double()
+    normal = norms <= 1.3 * norms.median()
+    assert 0 < normal.sum() < len(x)
+    for found, density in (
+        (result.density, fires[normal].mean(0)),
+        (result.density_measured, fires.mean(0)),
+    ):
+        assert found.over_10_percent.value == float((density > 0.1).double().mean())
+        assert found.over_1_percent.value == float((density > 0.01).double().mean())
+        assert found.alive == float((density > 0).double().mean())
+        assert found.dead == int((density == 0).sum()) >= 5
+        assert sum(found.histogram) + found.dead == sae.m
+        assert found.histogram[-1] >= 2
+        assert len(found.log10_edges) == len(found.histogram) + 1
+    assert torch.equal(result.fired.double(), fires[normal].sum(0))
+
+
+@torch.no_grad()
+def test_a_latent_that_fires_at_high_norms_alone_is_dead(lm, contexts):
+    x = lm.activations(contexts, [LAYER])[LAYER]
+    longest = int(x.norm(dim=2).flatten().argmax())
+    sae = random_sae()
+    sae.W_enc[:, 0] = 1e3 * x.flatten(0, 1)[longest]
+    sae.b_enc[0] = -1e3 * float(x.norm(dim=2).max() ** 2) * 0.999 + 1e3 * float(x.flatten(0, 1)[longest] @ sae.b_dec)
+    factor = float(x.norm(dim=2).max() / x.norm(dim=2).median()) * 0.999
+    result = evaluate_core(sae, lm, LAYER, contexts, CoreConfig(norm_factor=factor, loss=False))
+    assert result.fired[0] == 0
+    assert result.density.dead == result.density_measured.dead + 1
 
 
 # ---- SAEs of which everything is known ---------------------------------------------------------------
