@@ -116,7 +116,10 @@ def _density(sweep: Sweep, look: plotting.Styles, prefix: str) -> str:
         parts.figure_block(f"{prefix}density-{i}", figure, in_html(title))
         for i, (title, figure) in enumerate(panels.singles(drawn))
     )
-    text = "Share of all latents in each bin of density, on held-out text; latents that never fire are in no bin."
+    text = (
+        "Share of all latents in each bin of density, on held-out text without tokens of high norm; latents that never "
+        "fire are in no bin."
+    )
     means = parts.several(list(sweep.rows), " Means over seeds.")
     return (
         f"""<p class="note">{text}{means}{in_html(note)}</p>{parts.key_list(key)}<div class="pair">{pictures}</div>"""
