@@ -1,5 +1,7 @@
 """Sparse autoencoders with distribution-aware candidate pools: TopK, BatchTopK and Sampled-SAE as one family."""
 
+from importlib import metadata as _metadata
+
 from sampled_sae.config import AuxKConfig, OptimizerConfig, SAEConfig, ThresholdConfig
 from sampled_sae.errors import Interrupted, UserError
 from sampled_sae.pool_config import (
@@ -17,6 +19,11 @@ from sampled_sae.presets import annealed, batchtopk, released, sampled, topk, to
 from sampled_sae.sae import SAE
 from sampled_sae.scores import SCORES, register_input_score, register_score
 from sampled_sae.trainer import train, train_layers
+
+try:
+    __version__ = _metadata.version("sampled-sae")
+except _metadata.PackageNotFoundError:
+    __version__ = "unknown"
 
 __all__ = [
     "SAE",
@@ -36,6 +43,7 @@ __all__ = [
     "Size",
     "ThresholdConfig",
     "UserError",
+    "__version__",
     "annealed",
     "batchtopk",
     "register_input_score",

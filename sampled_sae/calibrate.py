@@ -1,6 +1,8 @@
-"""The inference threshold, set so that held-out tokens have K active latents on average."""
+"""The inference threshold, set so that held-out tokens have K active latents on average; how well it does there."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,3 +37,26 @@ def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096) -> floa
             rounded = np.float32(theta)
             return float(rounded if rounded >= theta else np.nextafter(rounded, np.float32(np.inf)))
         spare *= 4
+
+
+class Heldout(NamedTuple):
+    """An SAE by its threshold on held-out tokens."""
+
+    fvu: float | None
+    """Fraction of variance unexplained; none where the tokens are all the same."""
+    l0: float
+    """Mean active latents a token."""
+
+
+@torch.no_grad()
+def measure_heldout(sae: SAE, x: Tensor, chunk: int = 4096) -> Heldout:
+    """x [n, d] -> what the SAE makes of it; for a threshold calibrated on the same tokens L0 is K."""
+    mean = x.double().mean(0)
+    error = variance = 0.0
+    active = 0
+    for part in x.split(chunk):
+        codes = sae.encode(part.to(sae.device))
+        active += int((codes > 0).sum())
+        error += float((part.to(sae.device) - sae.decode(codes)).double().square().sum())
+        variance += float((part.double() - mean).square().sum())
+    return Heldout(error / variance if variance > 0 else None, active / len(x))

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from sampled_sae import __version__
 from sampled_sae.cli_browse import Browse
 from sampled_sae.cli_compare import Compare
 from sampled_sae.cli_eval import Eval
@@ -137,7 +138,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str] | None) -> None:
-    description = f"Sparse autoencoders with candidate pools. Scores: {', '.join(SCORES)}."
+    description = f"Sparse autoencoders with candidate pools. Scores: {', '.join(SCORES)}. --version: tells its own."
+    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        print(f"sampled-sae {__version__}")
+        return
     try:
         command: Any = tyro.cli(Command, prog="sampled-sae", description=description, args=arguments)
         command.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Annotated, Any
 import tyro
 
 from sampled_sae.errors import UserError
-from sampled_sae.evals.session import find_saes
 from sampled_sae.evals.similarity.config import SimilarityConfig
 from sampled_sae.files import make_folder, write_json, write_text
 from sampled_sae.provenance import git_commit, versions
@@ -37,13 +37,13 @@ class Compare:
         import torch
 
         from sampled_sae.device import usable_device
-        from sampled_sae.evals.embed import DEFAULT, open_embedder
+        from sampled_sae.evals.embed import DEFAULT, Embedder, open_embedder
         from sampled_sae.evals.similarity import compare_saes
         from sampled_sae.evals.similarity.members import open_members
         from sampled_sae.progress import show
         from sampled_sae.report.compare_terminal import print_comparison
 
-        members = open_members(find_saes(self.folders))
+        members = open_members(self.folders)
         place = usable_device(self.device)
         make_folder(self.out)
         bars: list[Any] = []
@@ -53,8 +53,16 @@ class Compare:
                 bars.append(show(total, what="comparing", unit="pairs"))
             bars[0].update(done)
 
+        def embedder() -> Embedder:
+            try:
+                return open_embedder(self.embedder, place)
+            except UserError as error:
+                # The rest may take hours: whoever mistyped a name must see it at once.
+                print(f"no unique features: {error}", file=sys.stderr)
+                raise
+
         try:
-            found = compare_saes(members, self.similarity, lambda: open_embedder(self.embedder, place), place, progress)
+            found = compare_saes(members, self.similarity, embedder, place, progress)
         except torch.cuda.OutOfMemoryError:
             raise UserError(f"at_once = {self.similarity.at_once}: out of GPU memory; lower it") from None
         finally:
@@ -75,7 +83,7 @@ PAIR_COLUMNS = (
 )
 UNIQUE_COLUMNS = (
     *("of", "against", "latent", "explanation", "score", "match", "match_explanation", "match_score"),
-    *("overall", "decoder", "text"),
+    *("overall", "decoder", "text", "nearest", "explained", "have_equal"),
 )
 
 
@@ -97,7 +105,8 @@ def unique_rows(pairs: Iterable[dict[str, Any]]) -> Iterable[list[Any]]:
     for pair in pairs:
         for item in pair["unique"]:
             for row in item["table"]:
-                yield [item["of"], item["against"], *(row[name] for name in UNIQUE_COLUMNS[2:])]
+                own = (row[name] for name in UNIQUE_COLUMNS[2:-2])
+                yield [item["of"], item["against"], *own, item["latents"], item["equals"]]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

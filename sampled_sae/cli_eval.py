@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,10 +24,11 @@ from sampled_sae.evals.absorption.config import AbsorptionConfig
 from sampled_sae.evals.autointerp.config import AutointerpConfig
 from sampled_sae.evals.core.config import CoreConfig, PutIn, special_tokens
 from sampled_sae.evals.probing.config import ProbingConfig
-from sampled_sae.evals.registry import chosen
+from sampled_sae.evals.registry import EVALUATIONS, chosen
 from sampled_sae.evals.session import Request, find_saes, open_session
 from sampled_sae.formats.saelens import Description
 
+CONTEXTS = 64
 INTERP_CONTEXT = 128
 """Tokens a context of autointerp, as in SAEBench."""
 
@@ -48,12 +50,13 @@ class Eval:
     """Split of a hub dataset."""
     subset: str | None = None
     """Configuration of a hub dataset."""
-    contexts: int = 64
-    """Contexts that core reads, as long as those of training."""
+    contexts: int | None = None
+    """Contexts that core reads, as long as those of training; 64 by default, or fewer if fewer were held out."""
     interp_tokens: int = 2_000_000
     """Tokens that autointerp reads, in contexts of 128."""
     out: Path | None = None
-    """Folder for the table of all and the files for SAEBench's tools; evals in the first folder by default."""
+    """Folder for the table of all and the files for SAEBench's tools; by default evals in the first folder, or in the
+    one that holds all of several SAEs."""
     model: str | None = None
     """Model, if it is not to be found under the name that the SAE carries."""
     layer: int | None = None
@@ -93,7 +96,13 @@ class Eval:
                 if open_[request.name]:
                     session.measure(request, open_[request.name])
         print_evals({request.name: {folder: request.path(folder) for folder in found} for request in requests})
-        print(write_tables(found, self.out or self.folders[0] / "evals"))
+        print(write_tables(found, self.out or self._default_out()))
+
+    def _default_out(self) -> Path:
+        """The first folder; of several SAEs the folder that holds them."""
+        first = self.folders[0]
+        several = len(self.folders) > 1 and (first / "sae_weights.safetensors").exists()
+        return (Path(os.path.commonpath(self.folders)) if several else first) / "evals"
 
     def _place(self) -> torch.device:
         from sampled_sae.device import usable_device
@@ -112,22 +121,22 @@ class Eval:
         """One evaluation as it was asked for, with all that decides its numbers."""
         about: dict[str, Any] = {"model": self.model, "layer": self.layer}
         about |= {"model_dtype": self._dtype(), "device": self._place().type}
-        if name in ("core", "autointerp"):
+        if EVALUATIONS[name].reads_text:
             if self.text is None:
                 raise UserError(f"text: is missing; {name} reads one")
             about |= {part: getattr(self, part) for part in ("text", "text_field", "split", "subset")}
             about["files"] = stamps([self.text])
         if name == "core":
-            require(self.contexts >= 1, "contexts", self.contexts, "must be at least 1")
             about |= {part: getattr(self, part) for part in ("contexts", "context", "loss", "put_in")}
             about["definition"] = 2  # densities once counted the tokens of high norm
-            return Request(name, about, self._core_settings, partial(self._contexts, self.contexts, self.context, True))
-        settings = {"probing": self.probing, "absorption": self.absorption, "autointerp": self.autointerp}[name]
-        about |= decisive(to_dict(settings))
+            return Request(name, about, self._core_settings, self._first_contexts)
+        settings = getattr(self, name, None) or EVALUATIONS[name].settings()
+        about |= decisive(to_dict(settings)) if is_dataclass(settings) else {}
         if name == "probing":
             about["files"] = stamps(self.probing.datasets)
         if name != "autointerp":
-            return Request(name, about, lambda sae, model: settings)
+            read_text = self._first_contexts if EVALUATIONS[name].reads_text else None
+            return Request(name, about, lambda sae, model: settings, read_text)
         require(self.interp_tokens >= INTERP_CONTEXT, "interp_tokens", self.interp_tokens, "must be at least 128")
         about["interp_tokens"] = self.interp_tokens
         read = partial(self._contexts, self.interp_tokens // INTERP_CONTEXT, INTERP_CONTEXT, False)
@@ -155,6 +164,25 @@ class Eval:
             contexts_at_once=self.contexts_at_once or (16 if self._place().type == "cuda" else 4),
         )
 
+    def _count(self, sae: Description) -> int:
+        """Contexts that core reads: as many as were asked for, or else of the text that was trained on no more than
+        were held out."""
+        if self.contexts is not None:
+            require(self.contexts >= 1, "contexts", self.contexts, "must be at least 1")
+            return self.contexts
+        held, size = self._held_out(sae)
+        return CONTEXTS if held is None else max(1, min(CONTEXTS, held // (self.context or size)))
+
+    def _held_out(self, sae: Description) -> tuple[int | None, int]:
+        """Tokens at the start of this text that the SAE was not trained on, none for another text; its context."""
+        held, size = sae.metadata.get("heldout_contexts"), sae.metadata.get("context_size")
+        if held is None or size is None or not same_text(self.text, sae.metadata.get("text")):
+            return None, size or 1
+        return held * size, size
+
+    def _first_contexts(self, sae: Description, model: LanguageModel) -> Tensor:
+        return self._contexts(self._count(sae), self.context, True, sae, model)
+
     def _contexts(self, count: int, length: int | None, all_: bool, sae: Description, model: LanguageModel) -> Tensor:
         """The text's first contexts [count, L], cut as in training; fewer where there are fewer, if not `all_`."""
         from sampled_sae.data.text import documents
@@ -175,14 +203,14 @@ class Eval:
 
     def _check_unseen(self, sae: Description, folder: Path) -> None:
         """Refuse to measure on what the SAE was trained on, as far as it says."""
-        held, size = sae.metadata.get("heldout_contexts"), sae.metadata.get("context_size")
-        if held is None or size is None or not same_text(self.text, sae.metadata.get("text")):
+        held, size = self._held_out(sae)
+        if held is None:
             return
-        length = self.context or size
-        if self.contexts * length > held * size:
+        length, count = self.context or size, self._count(sae)
+        if count * length > held:
             raise UserError(
-                f"contexts = {self.contexts}: {folder} was trained on this text but for its first {held} contexts of "
-                f"{size} tokens; give {held * size // length} at most, or another text"
+                f"contexts = {count}: {folder} was trained on this text but for its first {held // size} contexts of "
+                f"{size} tokens; give {held // length} at most, or another text"
             )
 
 

@@ -34,7 +34,7 @@ class Source:
     max_norm: float | None = None
     """Leave out tokens whose norm is above so many times the median (10; inf keeps all, as preset paper does)."""
     buffer_tokens: int = 2**19
-    """Tokens that are shuffled together."""
+    """Tokens that are shuffled together; `train` takes no more than it has steps for."""
     contexts_at_once: int | None = None
     """Contexts in one pass through the model; 65,536 tokens' worth on a GPU, 16,384 elsewhere by default."""
     compile_model: bool = False
@@ -55,10 +55,15 @@ class Source:
         open_ = {name: value for name, value in values.items() if getattr(self, name) is None}
         return replace(self, **open_)
 
-    def opener(self, batch_size: int, seed: int, device: str | None) -> Callable[[], dict[int, Any]]:
-        """Loads the model now; each call then opens the streams of activations anew, one for each layer."""
+    def opener(
+        self, batch_size: int, seed: int, device: str | None, steps: int | None = None
+    ) -> Callable[[], dict[int, Any]]:
+        """Loads the model now; each call then opens the streams of activations anew, one for each layer.
+
+        With `steps`, no more tokens are shuffled together than so many steps take.
+        """
         from sampled_sae.data.contexts import TextConfig
-        from sampled_sae.data.harvest import HarvestConfig, bytes_needed, open_harvest
+        from sampled_sae.data.harvest import HarvestConfig, bytes_needed, enough_buffer, open_harvest
         from sampled_sae.data.models import load_model
         from sampled_sae.data.text import documents
         from sampled_sae.device import usable_device
@@ -73,6 +78,8 @@ class Source:
         )
         limit = None if self.max_norm in (None, float("inf")) else self.max_norm
         settings = HarvestConfig(self.layer, text, self.buffer_tokens, self.contexts_at_once, limit)
+        if steps is not None:
+            settings = replace(settings, buffer_tokens=enough_buffer(settings, batch_size, steps))
         where = (self.text, self.text_field, self.split, self.subset)
         documents(*where)  # a text that is not there is better found before the model is loaded
         place = usable_device(device)
@@ -86,7 +93,7 @@ class Source:
         print(f"{model.name}: {need}, on {place}", file=sys.stderr)
         part = ", ".join(filter(None, (self.subset, self.split, self.text_field)))
         rest: dict[str, Any] = {"heldout_tokens": self.heldout_tokens, "seed": seed, "text": self.text, "part": part}
-        return lambda: open_harvest(model, documents(*where), settings, batch_size=batch_size, **rest)
+        return lambda: open_harvest(model, documents(*where), settings, batch_size=batch_size, progress=True, **rest)
 
 
 @dataclass(frozen=True)

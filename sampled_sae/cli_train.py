@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -11,10 +12,13 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from sampled_sae import presets
+from sampled_sae.checks import require
 from sampled_sae.cli_source import Source
 from sampled_sae.config import AuxKConfig, OptimizerConfig, SAEConfig, sae_config_from_dict
 from sampled_sae.errors import UserError
 from sampled_sae.files import read_json
+from sampled_sae.formats.saelens import describe
+from sampled_sae.pool_config import Everything, Scope
 from sampled_sae.scores import get_score, load_scores
 
 Method = Literal["batchtopk", "topk", "topk_then_batchtopk", "sampled", "released", "annealed"]
@@ -35,6 +39,15 @@ PYTHIA: dict[str, Any] = {
 SOURCES: dict[str | None, dict[str, Any]] = {
     **{None: {"context": 1024, "max_norm": 10.0}, "paper": PYTHIA, "paper-50k": PYTHIA}
 }
+
+POOLED = ("sampled", "released", "annealed")
+USED_BY: dict[str, tuple[str, ...]] = {
+    **{"scores": POOLED, "l": ("sampled",), "pick": ("sampled",), "fraction": ("released", "annealed")},
+    **{"at": ("topk_then_batchtopk", "released", "annealed")},
+}
+"""Settings that not every method has."""
+IN_CONFIGS = ("latents", "k", "methods", *USED_BY, "lr", "dead_after")
+"""Settings that a file of configurations holds itself."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +114,13 @@ class Train:
         chosen = self._chosen()
         if not self.seeds or not chosen.methods:
             raise UserError("methods and seeds: each must name at least one")
+        require(chosen.batch_size >= 1, "batch_size", chosen.batch_size, "must be at least 1")
+        self._refuse_unused(chosen)
         configs, steps = self._configs(chosen), self._steps(chosen)
+        for name in dict.fromkeys(presets.label(config) for config in configs if holds_all(config)):
+            print(f"{name}: its pool holds all latents, so it is BatchTopK", file=sys.stderr)
         folders = train_in_passes(
-            self._opener(chosen.batch_size),
+            self._opener(chosen.batch_size, steps),
             configs,
             self.out,
             steps=steps,
@@ -117,7 +134,10 @@ class Train:
             log_to=self.log_to,
         )
         for folder in folders:
-            print(folder)
+            # Folders alone on stdout, for whoever reads them there.
+            if line := _how_well(folder):
+                print(line, file=sys.stderr)
+            print(folder, flush=True)
 
     def _chosen(self) -> SimpleNamespace:
         """What was asked for, and the preset's or the usual value where nothing was."""
@@ -127,6 +147,29 @@ class Train:
             values = values | {"steps": None, "tokens": None}
         return SimpleNamespace(**values | asked)
 
+    def _refuse_unused(self, chosen: SimpleNamespace) -> None:
+        """A setting that was given and that nothing uses is a mistake, not something to pass over."""
+        for name in given(self, IN_CONFIGS) if self.configs is not None else ():
+            raise unused(self, name, f"with --configs {self.configs}: set it in that file")
+        if self.configs is not None and len(self.seeds) > 1:
+            raise unused(self, "seeds", f"with --configs {self.configs}: give one, and set the SAEs' own in that file")
+        for name in given(self, tuple(USED_BY)):
+            users = USED_BY[name]
+            if not set(users) & set(chosen.methods):
+                what = f"by --methods {' '.join(chosen.methods)}: it is for {', '.join(users)}"
+                raise unused(self, name, what)
+        path = self.activations
+        if path is None:
+            for name in given(self, ("key",)):
+                raise unused(self, name, "with --model: it is for a file of activations")
+            return
+        if self.source.model is not None:
+            raise UserError(f"activations = {str(path)!r} and model = {self.source.model!r}: give one of the two")
+        for name in given(self.source, tuple(f.name for f in fields(Source) if f.name != "heldout_tokens")):
+            raise unused(self.source, name, f"with the activations in {path}: it is for --model")
+        if self.key is not None and (path.suffix == ".npy" or path.is_dir()):
+            raise unused(self, "key", f"with {path}: it is for a file that holds several tensors")
+
     def _steps(self, chosen: SimpleNamespace) -> int:
         from sampled_sae.data.harvest import tokens_to_steps
 
@@ -134,16 +177,14 @@ class Train:
             raise UserError(f"steps = {chosen.steps}, tokens = {chosen.tokens}: give one of the two")
         return chosen.steps if chosen.tokens is None else tokens_to_steps(chosen.tokens, chosen.batch_size)
 
-    def _opener(self, batch_size: int) -> Callable[[], Any]:
+    def _opener(self, batch_size: int, steps: int) -> Callable[[], Any]:
         """Opens the activations, once for each pass."""
         from sampled_sae.data.files import load_activations
 
         path = self.activations
         if path is None:
             source = self.source.or_else(SOURCES[self.preset])
-            return source.opener(batch_size, self.seeds[0], self.device)
-        if self.source.model is not None:
-            raise UserError(f"activations = {str(path)!r} and model = {self.source.model!r}: give one of the two")
+            return source.opener(batch_size, self.seeds[0], self.device, steps)
         return lambda: load_activations(path, self.key)
 
     def _configs(self, chosen: SimpleNamespace) -> list[SAEConfig]:
@@ -176,3 +217,32 @@ class Train:
         if self.fraction is not None:
             size["fraction"] = self.fraction
         return [presets.PRESETS[method](**score, **size) for score in scores]
+
+
+def _how_well(folder: Path) -> str:
+    """What training says of the SAE that it left there."""
+    training = describe(folder).metadata.get("training", {})
+    measured = training.get("heldout") or {}
+    shown = [f"{name} {measured[key]:.3g}" for key, name in (("fvu", "FVU"), ("l0", "L0")) if measured.get(key)]
+    return f"{folder.name}: {', '.join(shown)} on held-out tokens, {training['dead']:.1%} dead" if shown else ""
+
+
+def given(settings: Any, names: tuple[str, ...]) -> list[str]:
+    """Those of the fields that have another value than if nothing had been said."""
+    usual = {item.name: item.default for item in fields(settings)}
+    return [name for name in names if getattr(settings, name) != usual[name]]
+
+
+def unused(settings: Any, name: str, why: str) -> UserError:
+    """One line on a flag that nothing uses."""
+    value = getattr(settings, name)
+    listed = value if isinstance(value, tuple) else () if value is True else (value,)
+    words = " ".join(f"{part:g}" if isinstance(part, float) else str(part) for part in listed)
+    return UserError(f"--{name.replace('_', '-')} {words}".rstrip() + f" is not used {why}")
+
+
+def holds_all(config: SAEConfig) -> bool:
+    """Whether a pool is asked for that leaves no latent out from the start, over the whole batch."""
+    size = config.pool.size
+    small = isinstance(size, Everything) or size.latents(config.k, config.latents) < config.latents
+    return not small and config.pool.scope == Scope() and config.cut == "batch"

@@ -1,4 +1,7 @@
-"""TopK, BatchTopK and Sampled-SAE by name: points of one family of pools."""
+"""TopK, BatchTopK and Sampled-SAE by name: points of one family of pools.
+
+`lr` is short for `optimizer=OptimizerConfig(lr=...)`; the other settings are those of `SAEConfig`.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from sampled_sae.config import SAEConfig
+from sampled_sae.config import OptimizerConfig, SAEConfig
+from sampled_sae.errors import UserError
 from sampled_sae.pool_config import Annealed, Everything, Fraction, Multiplier, PoolConfig, Released, Scope
 
 
-def batchtopk(latents: int, k: int, **settings: Any) -> SAEConfig:
+def batchtopk(latents: int, k: int, *, lr: float | None = None, **settings: Any) -> SAEConfig:
     """Every latent competes over the whole batch."""
-    return SAEConfig(latents, k, pool=PoolConfig(), **settings)
+    return _made(latents, k, PoolConfig(), lr, settings)
 
 
-def topk(latents: int, k: int, **settings: Any) -> SAEConfig:
+def topk(latents: int, k: int, *, lr: float | None = None, **settings: Any) -> SAEConfig:
     """Each token keeps its own k largest: a scope of one token."""
-    return SAEConfig(latents, k, pool=PoolConfig(scope=Scope(tokens=1)), **settings)
+    return _made(latents, k, PoolConfig(scope=Scope(tokens=1)), lr, settings)
 
 
-def topk_then_batchtopk(latents: int, k: int, until: float = 0.7, **settings: Any) -> SAEConfig:
+def topk_then_batchtopk(
+    latents: int, k: int, until: float = 0.7, *, lr: float | None = None, **settings: Any
+) -> SAEConfig:
     """TopK for the first share of the steps, BatchTopK after."""
-    return SAEConfig(latents, k, pool=PoolConfig(scope=Scope(tokens=1, until=until)), **settings)
+    return _made(latents, k, PoolConfig(scope=Scope(tokens=1, until=until)), lr, settings)
 
 
 def sampled(
@@ -31,26 +37,50 @@ def sampled(
     score: str = "l2",
     l: float = 5,
     pick: Literal["top", "sample"] = "top",
+    *,
+    lr: float | None = None,
     **settings: Any,
 ) -> SAEConfig:
     """The paper's Sampled-SAE: BatchTopK inside the floor(k * l) latents of the highest score."""
-    return SAEConfig(latents, k, pool=PoolConfig(score=score, size=Multiplier(l), pick=pick), **settings)
+    return _made(latents, k, PoolConfig(score=score, size=Multiplier(l), pick=pick), lr, settings)
 
 
 def released(
-    latents: int, k: int, score: str = "uniform", fraction: float = 0.5, at: float = 0.7, **settings: Any
+    latents: int,
+    k: int,
+    score: str = "uniform",
+    fraction: float = 0.5,
+    at: float = 0.7,
+    *,
+    lr: float | None = None,
+    **settings: Any,
 ) -> SAEConfig:
     """A pool of a share of the latents that opens to all of them after a share of the steps."""
     pool = PoolConfig(score=score, size=Fraction(fraction), schedule=Released(at))
-    return SAEConfig(latents, k, pool=pool, **settings)
+    return _made(latents, k, pool, lr, settings)
 
 
 def annealed(
-    latents: int, k: int, score: str = "uniform", fraction: float = 0.3, until: float = 1.0, **settings: Any
+    latents: int,
+    k: int,
+    score: str = "uniform",
+    fraction: float = 0.3,
+    until: float = 1.0,
+    *,
+    lr: float | None = None,
+    **settings: Any,
 ) -> SAEConfig:
     """A pool that grows from a share of the latents to all of them."""
     pool = PoolConfig(score=score, size=Fraction(fraction), schedule=Annealed(until))
-    return SAEConfig(latents, k, pool=pool, **settings)
+    return _made(latents, k, pool, lr, settings)
+
+
+def _made(latents: int, k: int, pool: PoolConfig, lr: float | None, settings: dict[str, Any]) -> SAEConfig:
+    if lr is None:
+        return SAEConfig(latents, k, pool=pool, **settings)
+    if "optimizer" in settings:
+        raise UserError(f"lr = {lr} and optimizer = {settings['optimizer']}: give one of the two")
+    return SAEConfig(latents, k, pool=pool, optimizer=OptimizerConfig(lr=lr), **settings)
 
 
 PRESETS: dict[str, Callable[..., SAEConfig]] = {

@@ -12,15 +12,18 @@ from typing import Any
 import torch
 
 from sampled_sae import checkpoint
-from sampled_sae.calibrate import calibrated_threshold
+from sampled_sae.calibrate import calibrated_threshold, measure_heldout
 from sampled_sae.config import SAEConfig, TrainConfig, to_dict
 from sampled_sae.data.stream import Stream
+from sampled_sae.data.waiting import HarvestStopped
 from sampled_sae.errors import UserError
 from sampled_sae.files import read_json, write_json
 from sampled_sae.learner import Learner, Stats
 from sampled_sae.provenance import git_commit, versions
 from sampled_sae.runlog import Sink, open_sinks
 from sampled_sae.sae import SAE
+
+HOW = "resume (--resume, in Python resume=True)"
 
 
 class Run:
@@ -73,7 +76,9 @@ class Run:
                 raise UserError(f"out = {str(self.out)!r}: holds checkpoints of another run; choose another folder")
             return None
         if not resume:
-            raise UserError(f"out = {str(self.out)!r}: holds a run already; resume it or choose another folder")
+            raise UserError(
+                f"out = {str(self.out)!r}: holds a run already; {HOW} to go on with it, or choose another folder"
+            )
         content = read_json(record)
         if not isinstance(content, dict) or "config" not in content:
             raise UserError(f"{record}: not the record of a training run; choose another folder")
@@ -87,6 +92,8 @@ class Run:
             checkpoint.remove_all(self._checkpoints())
             return [SAE.load(self._folder(config), self.device) for config in self.configs]
         self.restored = checkpoint.load_latest(self._checkpoints(), description, self.say)
+        if self.restored is None:
+            self.say(f"{self.out}: no checkpoint of this run is left; it begins again at step 0, with a new log.jsonl")
         return None
 
     # Whoever collects activations in inference mode, in a generator or around the call, leaves it switched on here.
@@ -103,7 +110,7 @@ class Run:
             if extra["width"] != stream.width or extra["heldout"] != fingerprint(stream.heldout):
                 raise UserError(
                     f"activations (width {stream.width}): not those that the run in {self.out} began with "
-                    f"(width {extra['width']}); resume it with the same ones"
+                    f"(width {extra['width']}); {HOW} with the same ones"
                 )
             self.heldout = extra["heldout"]
             for learner in self.learners:
@@ -131,11 +138,13 @@ class Run:
             sink.close()
 
     def advance(self, stream: Stream) -> None:
-        """One step of all SAEs."""
+        """One step of all SAEs; none if its batch was given up for Ctrl-C, which the caller hears of too."""
         logging = self.step % self.shared.log_every == 0 or self.step == self.shared.steps - 1
         try:
             x = self._scaled(stream.batch(self.step))
             all_stats = [learner.step(x, self.step, measure=logging) for learner in self.learners]
+        except HarvestStopped:
+            return
         except torch.cuda.OutOfMemoryError:
             raise self._out_of_memory() from None
         if logging:
@@ -170,7 +179,7 @@ class Run:
         return x.to(self.device, self.dtype) / self.scale
 
     def _out_of_memory(self) -> UserError:
-        kept = f"; the checkpoint of step {self.saved_step} is kept: resume from it" if self.saved_step >= 0 else ""
+        kept = f"; the checkpoint of step {self.saved_step} is kept: {HOW}" if self.saved_step >= 0 else ""
         return UserError(
             f"batch_size = {self.shared.batch_size}, {len(self.learners)} SAEs: out of memory on {self.device} at step "
             f"{self.step}: lower contexts_at_once of a harvest, or in a new run batch_size, latents, buffer_tokens or "
@@ -201,8 +210,10 @@ class Run:
         saes = []
         for learner in self.learners:
             sae = learner.sae().rescale_(self.scale)
+            measured = None
             if len(x):
                 sae.threshold.fill_(calibrated_threshold(sae, x, learner.config.k, self.shared.batch_size))
+                measured = measure_heldout(sae, x, self.shared.batch_size)
             sae.metadata |= getattr(stream, "metadata", {})
             sae.metadata["training"] = self.describe()["train"] | {
                 "scale": self.scale,
@@ -211,6 +222,7 @@ class Run:
                 "dead": float(learner.dead().float().mean()),
                 "ever_pooled": float(learner.ever_pooled.float().mean()),
                 "heldout_tokens_used": len(x),
+                "heldout": measured and measured._asdict(),
                 "versions": versions(),
                 "git_commit": git_commit(),
             }

@@ -82,8 +82,7 @@ def register_score(
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         takes_generator = "generator" in inspect.signature(function).parameters
         reads: Literal["activations", "nothing"] = "activations" if needs_activations else "nothing"
-        SCORES[name] = Score(name, function, reads, takes_generator, function.__module__ == __name__)
-        return function
+        return _keep(Score(name, function, reads, takes_generator, function.__module__ == __name__))
 
     return register
 
@@ -95,10 +94,18 @@ def register_input_score(name: str) -> Callable[[Callable[..., Tensor]], Callabl
     """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        SCORES[name] = Score(name, function, "input", False, function.__module__ == __name__)
-        return function
+        return _keep(Score(name, function, "input", False, function.__module__ == __name__))
 
     return register
+
+
+def _keep(score: Score) -> Callable[..., Tensor]:
+    """Make it known; a user's score may be registered anew under its name, one of ours stays what it is."""
+    known = SCORES.get(score.name)
+    if known is not None and known.ours and known.function is not score.function:
+        raise UserError(f"score = {score.name!r}: is the name of a built-in score; register yours under another name")
+    SCORES[score.name] = score
+    return score.function
 
 
 def get_score(name: str) -> Score:
@@ -114,6 +121,8 @@ def load_scores(script: Path) -> None:
         raise UserError(f"scores from {str(script)!r}: no such Python file")
     try:
         runpy.run_path(str(script))
+    except UserError as error:
+        raise UserError(f"scores from {str(script)!r}: {error}") from None
     except Exception as error:
         raise UserError(f"scores from {str(script)!r}: {type(error).__name__}: {error}") from error
 

@@ -20,7 +20,7 @@ from sampled_sae.files import alone_in
 from sampled_sae.interrupt import stop_on_interrupt
 from sampled_sae.presets import named
 from sampled_sae.progress import show
-from sampled_sae.run import Run
+from sampled_sae.run import HOW, Run
 from sampled_sae.sae import SAE
 
 
@@ -193,4 +193,4 @@ def _interrupted(runs: list[Run]) -> Interrupted:
         return Interrupted(f"interrupted at step {step}; nothing is kept, because out was not set")
     for run in runs:
         run.save_checkpoint()
-    return Interrupted(f"interrupted at step {step}; saved in {out}, go on with resume")
+    return Interrupted(f"interrupted at step {step}; saved in {out}, {HOW} to go on")

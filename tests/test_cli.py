@@ -54,7 +54,7 @@ def test_train_a_sweep_and_load_it(acts, tmp_path):
     assert "memory: about" in done.stderr
     assert "steps/s" in done.stderr
     again = run("train", acts, "--out", tmp_path / "run", *SMALL)
-    refused(again, "holds a run already; resume it or choose another folder")
+    refused(again, "holds a run already; resume (--resume, in Python resume=True) to go on with it")
 
 
 def test_other_files_of_activations(activations, tmp_path):
@@ -70,7 +70,8 @@ def test_configurations_from_a_file(acts, tmp_path):
     from sampled_sae.config import to_dict
 
     (tmp_path / "c.json").write_text(json.dumps([to_dict(ss.released(32, 2, score="l1", name="mine"))]))
-    done = run("train", acts, "--out", tmp_path / "run", *SMALL, "--configs", tmp_path / "c.json")
+    words = ("--steps", 20, "--batch-size", 200, "--configs", tmp_path / "c.json")
+    done = run("train", acts, "--out", tmp_path / "run", *words)
     assert ss.SAE.load(tmp_path / "run" / "saes" / "mine").config.pool.score == "l1", done.stderr
 
 
@@ -118,7 +119,7 @@ def test_bad_files_are_one_line_and_exit_code_2(acts, tmp_path, activations):
     refused(train(tmp_path), "or a file ending in")
     np.save(tmp_path / "objects.npy", np.array([None, 1]), allow_pickle=True)
     refused(train(tmp_path / "objects.npy"), "cannot be read")
-    refused(run("train", acts, "--out", tmp_path / "run", *SMALL, "--configs", tmp_path), "cannot be read")
+    refused(run("train", acts, "--out", tmp_path / "run", "--steps", 20, "--configs", tmp_path), "cannot be read")
     refused(run("merge", "--out", tmp_path / "m"), "must name at least one folder")
     refused(run("synthetic", "--device", "cuda:7", "--out", tmp_path / "m"), "device = 'cuda:7': cannot be used")
     (tmp_path / "x.csv").write_text("1,2")

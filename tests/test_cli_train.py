@@ -63,6 +63,17 @@ def test_several_layers_in_one_run(model, text, tmp_path, capsys):
     assert capsys.readouterr().out.split() == folders
 
 
+def test_a_short_run_harvests_no_more_than_it_trains_on(model, text, tmp_path):
+    small = ("--context", 20, "--heldout-tokens", 60, "--batch-size", 50, "--latents", 64, "--k", 4, "--device", "cpu")
+    words = ("--model", model, "--text", text, "--layer", 1, *small, "--steps", 3)
+    train(*words, "--out", tmp_path / "usual")
+    train(*words, "--out", tmp_path / "less", "--buffer-tokens", 100)
+    sizes = [
+        json.loads((tmp_path / name / "run.json").read_text())["source"]["buffer_tokens"] for name in ("usual", "less")
+    ]
+    assert sizes == [160, 100]  # 8 contexts hold three batches and 2% more; what is asked for is an upper bound
+
+
 def test_trained_saes_are_evaluated_once(model, text, tmp_path, capsys):
     words = ("--model", model, "--text", text, "--layer", 1, "--out", tmp_path / "run", *SMALL)
     train(*words, "--methods", "batchtopk", "topk")

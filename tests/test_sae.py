@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.calibrate import calibrated_threshold
+from sampled_sae.calibrate import calibrated_threshold, measure_heldout
 from sampled_sae.sae import SAE
 
 
@@ -66,3 +66,14 @@ def test_calibration_keeps_k_a_token_on_average(sae, chunk):
         sae.threshold.fill_(calibrated_threshold(sae, x, k, chunk=chunk))
         assert (sae.encode(x) > 0).sum() == k * 500
     assert calibrated_threshold(sae, x, 20, chunk=chunk) == 0
+
+
+def test_what_is_measured_on_heldout_tokens():
+    torch.manual_seed(0)
+    x = torch.randn(300, 8)
+    sae = ss.train(x, ss.batchtopk(32, 3), steps=20, batch_size=32, heldout=x, device="cpu", progress=False)[0]
+    found = sae.metadata["training"]["heldout"]
+    error = (x - sae(x)).square().sum() / (x - x.mean(0)).square().sum()
+    assert found["fvu"] == pytest.approx(float(error.detach()), rel=1e-5)
+    assert found["l0"] == pytest.approx(3)
+    assert measure_heldout(sae, x[:1].expand(5, -1)).fvu is None

@@ -89,6 +89,27 @@ def test_a_users_score_works_by_name(tmp_path):
         SCORES.pop("biggest", None)
 
 
+def test_a_built_in_score_stays_what_it_is(tmp_path):
+    before = SCORES["l2"]
+    for register in (register_score, register_input_score):
+        with pytest.raises(
+            UserError, match="score = 'l2': is the name of a built-in score; register yours under another"
+        ):
+            register("l2")(lambda *_: torch.zeros(3))
+    script = tmp_path / "mine.py"
+    script.write_text("from sampled_sae import register_score\nregister_score('l2')(lambda Z: Z)\n")
+    with pytest.raises(UserError, match=r"^scores from '.*mine.py': score = 'l2': is the name of a built-in"):
+        load_scores(script)
+    assert register_score("l2")(before.function) is before.function
+    assert SCORES["l2"] == before
+    try:
+        for value in (1, 2):  # one's own may be written anew
+            register_score("mine")(lambda Z, value=value: Z.sum(dim=-2) * value)
+        assert score("mine", torch.ones(1, 1)).tolist() == [2]
+    finally:
+        SCORES.pop("mine", None)
+
+
 def test_bad_scores_get_one_clear_line(tmp_path):
     with pytest.raises(UserError, match=r"score = 'l3': unknown; the scores are l2, squared_l2"):
         get_score("l3")

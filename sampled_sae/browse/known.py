@@ -37,17 +37,20 @@ class Meaning(NamedTuple):
 
 
 class Unique(NamedTuple):
-    """A latent that another SAE lacks, as `sampled-sae compare` found."""
+    """A latent that `sampled-sae compare` lists as one that another SAE lacks."""
 
     against: str
     """The other SAE."""
     overall: float
-    """Similarity to its best match there: mean of the next two."""
+    """Similarity to its best explained match there: mean of the next two."""
     decoder: float
     text: float
     match: int
     """The best match."""
     match_text: str
+    nearest: float | None = None
+    """Largest decoder cosine with any latent there, explained or not; none by an older version, whose list does not
+    say that the latent is unique."""
 
 
 def read_density(folder: Path, m: int) -> Density | None:
@@ -97,13 +100,14 @@ def read_unique(compare: Path, folder: Path, m: int) -> dict[int, Unique]:
             for row in item["table"] if item["of"] in own else ():
                 overall, decoder, text = (float(row[name]) for name in ("overall", "decoder", "text"))
                 match, its_text = int(row["match"]), str(row["match_explanation"])
-                new = Unique(str(item["against"]), overall, decoder, text, match, its_text)
+                nearest = None if row.get("nearest") is None else float(row["nearest"])
+                new = Unique(str(item["against"]), overall, decoder, text, match, its_text, nearest)
                 latent = int(row["latent"])
                 if not 0 <= latent < m:
                     raise UserError(f"{path}: names latent {latent}: the SAE has {m}")
                 if latent not in found or new.overall < found[latent].overall:
                     found[latent] = new
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(f"{path}: not a result of `sampled-sae compare`") from None
     return found
 

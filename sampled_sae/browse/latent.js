@@ -57,7 +57,9 @@ function facts(latent, scores, unique) {
 }
 
 const uniqueNote = item => make("p", {class: "notes"},
-  `One of the most unique against ${item.against}: its best match there, latent ${item.match} (${item.match_text}), has a similarity of ` +
+  (item.nearest == null ? `Compared with the explained latents of ${item.against} alone: ` :
+    `One of the most unique against ${item.against}, where no decoder row has a larger cosine with it than ${fixed(item.nearest)}: `) +
+  `its best explained match there, latent ${item.match} (${item.match_text}), has a similarity of ` +
   `${fixed(item.overall)} (decoder ${fixed(item.decoder)}, explanation ${fixed(item.text)}).`);
 
 function firesOn(latent, columns, row) {

@@ -41,7 +41,8 @@ def make_page(
     name = None if other_folder is None else other_folder.resolve().name
     notes = [*browsed.notes, *_notes(browsed, meanings, name, same)]
     if compare is not None and not unique:
-        notes.append("The comparison lists no unique latents: it had no explanations of both SAEs.")
+        why = "explanations of both SAEs or an embedder were missing, or each explained latent has an equal"
+        notes.append(f"The comparison lists no unique latents: {why}.")
     facts = _facts(sae, model, layer, text, browsed, meanings)
     facts.append(("Density", f"by {FIRING}, {counted.tokens:,} tokens" if density else "counted in the same text"))
     about: dict[str, Any] = {

@@ -7,7 +7,8 @@ contexts go through the model at once, nor which other layers are collected with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from sampled_sae.data.bank import ContextBank
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.layers import LanguageModel
 from sampled_sae.data.stream import check_batch
+from sampled_sae.data.waiting import HarvestStopped, listening, telling
 from sampled_sae.errors import UserError
 
 SPARE = 0.02
@@ -73,12 +75,14 @@ def open_harvest(
     seed: int = 0,
     text: str | None = None,
     part: str | None = None,
+    progress: bool = False,
 ) -> dict[int, HarvestStream]:
     """What the trainer reads, for each layer; all layers come from the same passes through the model.
 
     `text` is the name of the documents' source, for the record, and `part` which part of it (split, subset) they are.
+    `progress` tells how far it is with what has to be there before the first step, if that takes long.
     """
-    harvest = Harvest(model, documents, config, batch_size, heldout_tokens, seed)
+    harvest = Harvest(model, documents, config, batch_size, heldout_tokens, seed, progress)
     return {layer: HarvestStream(harvest, layer, text, part) for layer in harvest.layers}
 
 
@@ -86,6 +90,20 @@ def contexts_at_once(model: LanguageModel, config: HarvestConfig) -> int:
     """Contexts in one pass through the model."""
     tokens = AT_ONCE.get(model.device.type, AT_ONCE["cpu"])
     return config.contexts_at_once or max(1, tokens // config.text.length)
+
+
+def enough_buffer(config: HarvestConfig, batch_size: int, steps: int) -> int:
+    """buffer_tokens, or as many as so many steps take if that is less: no more is harvested than is trained on."""
+    used = config.text.length - config.text.skip_first
+    contexts = max(1, int(steps * batch_size / (used * (1 - SPARE))))
+    while _batches(contexts, used, batch_size) < steps:  # for what rounding takes
+        contexts += 1
+    return min(config.buffer_tokens, contexts * config.text.length)
+
+
+def _batches(contexts: int, used: int, batch_size: int) -> int:
+    """Batches in a block of so many contexts with so many tokens in use each."""
+    return int(contexts * used * (1 - SPARE)) // batch_size
 
 
 def bytes_needed(model: LanguageModel, config: HarvestConfig) -> int:
@@ -108,18 +126,21 @@ class Harvest:
         batch_size: int,
         heldout_tokens: int,
         seed: int,
+        progress: bool = False,
     ):
         self.model, self.config, self.batch_size, self.seed = model, config, batch_size, seed
         self.layers = tuple(model.check_layer(layer) for layer in config.layers)
         length, used = config.text.length, config.text.length - config.text.skip_first
         self.at_once = contexts_at_once(model, config)
         self.block_contexts = max(1, config.buffer_tokens // length)
-        self.block_batches = int(self.block_contexts * used * (1 - SPARE)) // batch_size
+        self.block_batches = _batches(self.block_contexts, used, batch_size)
         need = f"a block of buffer_tokens = {config.buffer_tokens} must hold one batch and {SPARE:.0%} more"
         require(self.block_batches >= 1, "batch_size", batch_size, need)
         self.bank = ContextBank(contexts(documents, model.tokenizer, config.text))
         self.held_contexts = self._to_hold_out(-(-heldout_tokens // used))
         self.limits = dict.fromkeys(self.layers, torch.inf)
+        self._progress, self._asked = progress, threading.Event()
+        self._to_tell: set[int] = set()  # layers that are yet to hear that the block which they share was given up
         self.heldout = self._hold_out(heldout_tokens)
         self._block: tuple[int, Block] = (-1, {})
         # On a CPU there is nothing to gain: model and trainer would share its cores.
@@ -147,37 +168,50 @@ class Harvest:
 
     def _hold_out(self, wanted: int) -> Block:
         """The first `wanted` tokens of the held-out contexts; their median norm sets the limit of each layer."""
-        held, factor = self._read(self.bank.take(0, self.held_contexts, skip=0)), self.config.max_norm
+        tokens, factor = self.bank.take(0, self.held_contexts, skip=0), self.config.max_norm
+        held = self._read(tokens, "held-out tokens" if self._progress else None)
         for layer, (_, norms) in held.items():
             self.limits[layer] = torch.inf if factor is None else factor * float(norms.median())
         return {layer: x[norms <= self.limits[layer]][:wanted].float().cpu() for layer, (x, norms) in held.items()}
 
-    def block(self, number: int) -> Block:
-        """Block `number`; on a GPU the next one is begun."""
+    def block(self, number: int, layer: int) -> Block:
+        """Block `number`, for the stream of `layer`; on a GPU the next one is begun. Ctrl-C gives it up."""
         if self._block[0] != number:
+            if layer in self._to_tell:
+                self._to_tell.remove(layer)
+                raise HarvestStopped(f"stopped while block {number} was harvested")
             self._block = (-1, {})  # its memory is wanted for the next but one
-            self._block = (number, self._finished(number))
+            with listening() as self._asked:
+                try:
+                    self._block = (number, self._finished(number))
+                except HarvestStopped:
+                    self._to_tell = set(self.layers) - {layer}
+                    raise
+            self._progress, self._to_tell = False, set()
         return self._block[1]
 
     def _finished(self, number: int) -> Block:
+        tell = f"activations of block {number}" if self._progress else None
         if self._worker is None:
-            return self._harvest(number)
-        if self._ahead is not None and self._ahead[0] == number:
-            block = self._ahead[1].result()
+            return self._harvest(number, tell)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == number:
+            block = ahead[1].result()
         else:
-            block = self._worker.submit(self._harvest, number).result()
-        self._ahead = (number + 1, self._worker.submit(self._harvest, number + 1))
+            block = self._worker.submit(self._harvest, number, tell).result()
+        if not self._asked.is_set():
+            self._ahead = (number + 1, self._worker.submit(self._harvest, number + 1))
         # Its memory belongs to the harvest's own stream, which must not take it back while the trainer reads it.
         for x in block.values():
             x.record_stream(torch.cuda.current_stream(x.device))
         return block
 
-    def _harvest(self, number: int) -> Block:
-        """The shuffled activations of block `number`."""
+    def _harvest(self, number: int, tell: str | None = None) -> Block:
+        """The shuffled activations of block `number`; `tell` names them where somebody waits for them."""
         tokens = self.bank.take(number * self.block_contexts, self.block_contexts, skip=self.held_contexts)
         seeds = np.random.SeedSequence([self.seed % 2**63, number]).generate_state(1, np.uint64)
         with self._beside():
-            block, found = {}, self._read(tokens)
+            block, found = {}, self._read(tokens, tell)
             for layer in self.layers:
                 x, norms = found.pop(layer)
                 what = f"activations of layer {layer}, block {number}"
@@ -204,7 +238,7 @@ class Harvest:
             yield
         self._stream.synchronize()
 
-    def _read(self, tokens: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
+    def _read(self, tokens: Tensor, tell: str | None = None) -> dict[int, tuple[Tensor, Tensor]]:
         """contexts [n, L] -> for each layer the activations [n * (L - skip_first), d], in order, and their norms."""
         skip = self.config.text.skip_first
         rows, each = len(tokens) * (tokens.shape[1] - skip), tokens.shape[1] - skip
@@ -216,13 +250,17 @@ class Harvest:
             )
             for layer in self.layers
         }
+        update: Callable[[int], None] = telling(rows, tell) if tell else (lambda done: None)
         for number, part in enumerate(tokens.split(self.at_once)):
+            if self._asked.is_set():
+                raise HarvestStopped("stopped between two passes through the model")
             first = number * self.at_once * each
             for layer, stream in self.model.activations(part.long(), self.layers).items():
                 x, norms = found[layer]
                 new = stream[:, skip:].reshape(-1, self.model.width)
                 x[first : first + len(new)] = new
                 norms[first : first + len(new)] = new.float().norm(dim=1)
+            update(min(rows, first + len(part) * each))
         return found
 
 
@@ -239,7 +277,8 @@ class HarvestStream:
     def batch(self, index: int) -> Tensor:
         """Batch number `index` [B, d], in the model's dtype and on its device."""
         number, place = divmod(index, self.harvest.block_batches)
-        return self.harvest.block(number)[self.layer][place * self.batch_size : (place + 1) * self.batch_size]
+        block = self.harvest.block(number, self.layer)[self.layer]
+        return block[place * self.batch_size : (place + 1) * self.batch_size]
 
     def close(self) -> None:
         """Let go of what is held for the next batches."""

@@ -1,4 +1,7 @@
-"""The evaluations by name. A new one is a module with a function like these, and one line here."""
+"""The evaluations by name. A new one is a module with a function like these, and one line here.
+
+Its results have a method `to_dict`, which gives plain JSON.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ class Evaluation(NamedTuple):
 
     evaluate: Callable[..., list[Any]]
     """(saes, model, layer, contexts if it reads text, settings, progress) -> a result for each SAE, in their order."""
-    to_saebench: Callable[[Any, Any], dict[str, Any]]
-    """(result, settings) -> SAEBench's layout."""
+    to_saebench: Callable[[Any, Any], dict[str, Any]] | None = None
+    """(result, settings) -> SAEBench's layout, where it has one."""
+    settings: Callable[[], Any] = lambda: None
+    """The settings of an evaluation that has no flags of its own."""
     reads_text: bool = False
     """Whether it is given contexts [n, L] of token ids."""
     one_by_one: bool = False

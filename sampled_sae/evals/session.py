@@ -6,6 +6,7 @@ same way already is kept.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from sampled_sae.provenance import git_commit, versions
 from sampled_sae.sae import SAE
 
 FOLDER = "evals"
+SAMPLE = 2**20
+"""Bytes of each part of the weights that tell an SAE from another."""
 USED = 0.5
 """Share of the free memory that the SAEs measured at once may take, with what is kept of them."""
 KEPT = 2**14
@@ -55,7 +58,9 @@ class Request:
     def is_done(self, folder: Path) -> bool:
         path = self.path(folder)
         content = read_json(path) if path.exists() else None
-        return isinstance(content, dict) and content.get("asked") == plain(self.asked)
+        if not isinstance(content, dict) or content.get("asked") != plain(self.asked):
+            return False
+        return content.get("weights") == fingerprint(folder)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class Session:
 
     def _text_key(self, request: Request, folder: Path) -> Any:
         """What decides how the text is cut into contexts for an SAE."""
-        names = ("context_size", "prepend_bos", "skip_first") if request.contexts else ()
+        names = ("context_size", "prepend_bos", "skip_first", "heldout_contexts") if request.contexts else ()
         return tuple(self.saes[folder].metadata.get(name) for name in names)
 
     def _parts(self, folders: list[Path], most: int | None) -> Iterator[list[Path]]:
@@ -136,7 +141,7 @@ class Session:
 
     def _write(self, request: Request, folder: Path, result: Any, settings: Any, seconds: float) -> None:
         make_folder(folder / FOLDER)
-        config = self.saes[folder].config
+        config, to_saebench = self.saes[folder].config, EVALUATIONS[request.name].to_saebench
         write_json(
             request.path(folder),
             {
@@ -145,7 +150,8 @@ class Session:
                 "layer": self.layers[folder],
                 "model": self.model.name,
                 "seconds": seconds,
-                "saebench": EVALUATIONS[request.name].to_saebench(result, settings),
+                "weights": fingerprint(folder),
+                "saebench": to_saebench(result, settings) if to_saebench else None,
                 "versions": versions(),
                 "git_commit": git_commit(),
                 "asked": request.asked,
@@ -203,6 +209,18 @@ def find_saes(folders: Sequence[Path]) -> list[Path]:
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
+
+
+def fingerprint(folder: Path) -> str:
+    """Tells an SAE's weights from others: a hash of parts of the file, which other weights do not share."""
+    path = folder / "sae_weights.safetensors"
+    size = path.stat().st_size
+    told = hashlib.blake2b(str(size).encode(), digest_size=16)
+    with path.open("rb") as file:
+        for place in (0, size // 3, 2 * size // 3, max(0, size - SAMPLE)):
+            file.seek(place)
+            told.update(file.read(SAMPLE))
+    return told.hexdigest()
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:

@@ -109,6 +109,8 @@ def load(folder: Path) -> SAE:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """cfg.json, if it is of an SAE that can be loaded."""
+    if not (folder / "cfg.json").exists():
+        raise UserError(_nothing_there(folder))
     config = read_json(folder / "cfg.json")
     for name, right in (
         ("architecture", "jumprelu"),
@@ -124,6 +126,18 @@ def _read_config(folder: Path) -> dict[str, Any]:
             raise UserError(f"{folder / 'cfg.json'}: {name} is missing: not a SAELens v6 configuration")
     whole: dict[str, Any] = config
     return whole
+
+
+def _nothing_there(folder: Path) -> str:
+    """That a folder is not an SAE's; where it is a run's, the SAEs in it."""
+    if not folder.is_dir():
+        return f"{folder}: no SAE there (no such folder)"
+    below = ("*", "saes/*", "*/saes/*", "*/*/saes/*")  # of a run, of its layers or passes, of both
+    found = sorted({path.parent for pattern in below for path in folder.glob(f"{pattern}/cfg.json")})
+    if not found:
+        return f"{folder}: no SAE in this folder (no cfg.json)"
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"{folder}: no SAE itself, but there are SAEs in it: {', '.join(map(str, found[:3]))}{more}; name one"
 
 
 def _check_shapes(path: Path, weights: dict[str, torch.Tensor], d: int, m: int) -> None:

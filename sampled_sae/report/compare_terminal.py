@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -19,12 +20,15 @@ MOST_NAMES = 3
 BARS = "·▁▂▃▄▅▆▇█"
 """Nothing is a dot: blanks at the ends of a cell are lost, and with them the place of the others."""
 
+OLD_UNIQUE = "made without a look at latents that nobody explained; run sampled-sae compare again"
+"""About tables of unique features of an older version."""
+
 
 def print_comparison(content: dict[str, Any], console: Console | None = None) -> None:
     """Seeds, configurations, pairs, unique and best explained features, and what was skipped."""
     if console is None:
         console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    parts = [_seeds(content), *_matrices(content), _pairs(content), *_unique(content), *_top(content)]
+    parts = [_seeds(content), *_matrices(content), _pairs(content, console), *_unique(content), *_top(content)]
     for title, table in filter(None, parts):
         console.print(Text(title, style="bold"), table, "", sep="\n")
     console.print(Text(_note(content)))
@@ -32,7 +36,7 @@ def print_comparison(content: dict[str, Any], console: Console | None = None) ->
         console.print(Text(line))
 
 
-Part = tuple[str, Table] | None
+Part = tuple[str, RenderableType] | None
 
 
 def _table(*columns: str, wide: Sequence[str] = ()) -> Table:
@@ -67,34 +71,80 @@ def _matrices(content: dict[str, Any]) -> list[Part]:
         table = _table("configuration", *matrix["groups"])
         for label, row in zip(matrix["groups"], matrix["mmcs"], strict=True):
             table.add_row(_safe(label), *map(_number, row))
-        found.append((f"{title} (diagonal: across seeds)", table))
+        found.append((f"{title} ({matrix_caption(content)})", table))
     return found
 
 
-def _pairs(content: dict[str, Any]) -> Part:
-    pairs, edges = content["pairs"], content["histogram_edges"]
-    columns = (
-        "a",
-        "b",
-        "a to b",
-        "b to a",
-        "live: a to b",
-        "b to a ",
-        "one-to-one",
-        "same feature",
-        "short of best by",
-    )
-    table = _table(*columns, "cosines from 0 to 1")
-    for pair in pairs[:MOST_PAIRS]:
+def matrix_caption(content: Mapping[str, Any]) -> str:
+    """What the numbers on and off the diagonal of a compare.json's matrix are of."""
+    settings, saes, pairs = (content.get(name) for name in ("settings", "saes", "pairs"))
+    across = "diagonal: across seeds"
+    if not isinstance(settings, dict) or settings.get("seeds") != "same":
+        return across
+    seeds = {str(sae.get("name")): sae.get("seed") for sae in _dicts(saes)}
+    both = [[seeds.get(str(pair.get(name))) for name in "ab"] for pair in _dicts(pairs) if pair.get("kind") == "scores"]
+    same = sum(a is not None and a == b for a, b in both)
+    if not same:
+        return across
+    many = "" if same == len(both) else f" ({same} of {len(both)} pairs)"
+    return f"off-diagonal: same seed{many}, which share start values and so stay alike; {across}"
+
+
+def _dicts(found: Any) -> list[dict[str, Any]]:
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+
+PAIR_HEADS = ("a to b", "b to a", "live: a to b", "b to a ", "one-to-one", "same feature", "short of best by")
+NARROW_HEADS = ("a to b", "b to a", "live:\na to b", "\nb to a", "one-to-\none", "same\nfeature", "short of\nbest by")
+
+
+def _pairs(content: dict[str, Any], console: Console) -> Part:
+    """The first pairs; as the terminal gets narrower with shorter names, without shapes, with names on many lines."""
+    pairs, edges = content["pairs"][:MOST_PAIRS], content["histogram_edges"]
+    total = len(content["pairs"])
+    title = "Pairs" if total <= MOST_PAIRS else f"Pairs (the first {MOST_PAIRS} of {total})"
+    full = {pair[side]: pair[side] for pair in pairs for side in "ab"}
+    short, before = short_names(list(full))
+    renamed = f"{title}; names begin with {before}" if before else title
+    ways = [(title, full, True), (renamed, short, True), (title, full, False), (renamed, short, False)]
+    for heading, names, shapes in ways:
+        table = _pair_table(pairs, names, edges if shapes else None)
+        if Measurement.get(console, console.options.update_width(100_000), table).maximum <= console.width:
+            return heading, table
+    return renamed, _pair_table(pairs, short, None, wide=("a", "b"))
+
+
+def short_names(names: Sequence[str]) -> tuple[dict[str, str], str]:
+    """Names without the beginning that all of them share, up to the end of a word, and that beginning."""
+    low, high = (min(names), max(names)) if len(names) > 1 else ("", "")
+    # What the first and the last by the alphabet share, all share.
+    length = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+    shared = low[:length]
+    before = shared[: max(shared.rfind(mark) for mark in "/-_. ") + 1]
+    if any(name == before for name in names):
+        before = ""
+    return {name: name[len(before) :] for name in names}, before
+
+
+def _pair_table(
+    pairs: Sequence[dict[str, Any]],
+    names: Mapping[str, str],
+    edges: Sequence[float] | None,
+    wide: Sequence[str] = (),
+) -> Table:
+    """One row a pair; with the shapes of histograms where their edges are given, else with narrow heads."""
+    heads = NARROW_HEADS if edges is None else (*PAIR_HEADS, "cosines from 0 to 1")
+    table = _table("a", "b", *heads, wide=wide)
+    for pair in pairs:
         live, matching = pair["live"], pair["matching"]
         ways = [pair["all"]["a_to_b"]["mmcs"], pair["all"]["b_to_a"]["mmcs"]]
         ways += [None, None] if live is None else [live["a_to_b"]["mmcs"], live["b_to_a"]["mmcs"]]
         matched = [None] * 3 if matching is None else [matching["mean"], matching["shared"], matching["gap"]]
-        shape = (matching or pair["all"]["a_to_b"])["histogram"]
         cells = [*map(_number, [*ways, *matched[:2]]), "-" if matched[2] is None else f"{matched[2]:.1g}"]
-        table.add_row(_safe(pair["a"]), _safe(pair["b"]), *cells, spark(shape, edges))
-    shown = "" if len(pairs) <= MOST_PAIRS else f" (the first {MOST_PAIRS} of {len(pairs)})"
-    return f"Pairs{shown}", table
+        if edges is not None:
+            cells.append(spark((matching or pair["all"]["a_to_b"])["histogram"], edges))
+        table.add_row(*(_safe(names[pair[side]]) for side in "ab"), *cells)
+    return table
 
 
 def spark(histogram: Sequence[int], edges: Sequence[float], bins: int = 20) -> str:
@@ -118,22 +168,33 @@ def _unique(content: dict[str, Any]) -> list[Part]:
             continue
         seen.add(pair["group_a"])
         own = next((item for item in pair["unique"] if item["of"] == pair["a"]), None)
-        if own is not None and own["table"]:
-            found.append(_unique_table(own))
+        if own is not None and (own["table"] or own["equals"]):
+            found.append(_unique_table(own, content["settings"]["threshold"]))
     return found
 
 
-def _unique_table(own: dict[str, Any]) -> Part:
-    wide = ("explanation", "its explanation")
+def _unique_table(own: dict[str, Any], threshold: float) -> Part:
+    title = f"Unique to {own['of']} against {own['against']}"
+    title = f"{title} ({own['latents']} and {own['others']} explained latents, best match {own['mean']:.3f})"
+    left_out = unique_note(own["equals"], own["latents"], own["against"], threshold)
+    if not own["table"]:
+        return title, Text(left_out)
     columns = ("latent", "explanation", "score", "best match", "its explanation", "overall", "decoder", "text")
-    table = _table(*columns, wide=wide)
+    table = _table(*columns, "nearest\nof all", wide=("explanation", "its explanation"))
     for row in own["table"]:
-        numbers = (_number(row["overall"]), _number(row["decoder"]), _number(row["text"]))
+        numbers = [_number(row[name]) for name in ("overall", "decoder", "text", "nearest")]
         score = _number(row["score"])
         texts = (_safe(row["explanation"]), score, str(row["match"]), _safe(row["match_explanation"]))
         table.add_row(str(row["latent"]), *texts, *numbers)
-    title = f"Unique to {own['of']} against {own['against']}"
-    return f"{title} ({own['latents']} and {own['others']} explained latents, best match {own['mean']:.3f})", table
+    return title, Group(table, Text(left_out))
+
+
+def unique_note(equals: int, latents: int, against: str, threshold: float) -> str:
+    """How many explained latents are not unique, and why."""
+    why = f"a latent of {against}, explained or not, has a decoder cosine of {threshold:g} or more with it"
+    if equals == latents:
+        return f"None is unique: for each of the {latents}, {why}."
+    return f"Left out as not unique: {equals} of {latents}, since for each {why}."
 
 
 def _top(content: dict[str, Any]) -> list[Part]:

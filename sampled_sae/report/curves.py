@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import plotly.graph_objects as go
@@ -22,7 +23,9 @@ def curves(rows: list[Configuration], look: Styles, log: Log, key: str) -> go.Fi
     """One number of the log against the step: a line a configuration, and a hidden band over its seeds."""
     groups = list(look)
     lines = [(row, _points(row, log, key)) for row in rows]
-    y: dict[str, Any] = {"type": "log", "dtick": "D2", "tickformat": "~g"} if key == "loss" else {"rangemode": "tozero"}
+    y: dict[str, Any] = {"rangemode": "tozero"}
+    if key == "loss":
+        y = {"type": "log", "tickformat": "~g"} | log_ticks([stat.mean for _, points in lines for _, stat in points])
     if key == "fve":
         y = {"range": fve_range(stat for _, points in lines for _, stat in points)}
     x = {"title": {"text": "step"}, "nticks": 6, "tickformat": ",", "rangemode": "tozero"}
@@ -50,6 +53,16 @@ def curves(rows: list[Configuration], look: Styles, log: Log, key: str) -> go.Fi
             meta={"group": group, "band": False, "dash": pattern, "width": width},
         )
     return figure
+
+
+def log_ticks(values: list[float]) -> dict[str, Any]:
+    """Ticks of a logarithmic axis; where the values span less than a decade plotly would draw one or none."""
+    above = [value for value in values if value > 0]
+    if not above or max(above) / min(above) >= 10:
+        return {"dtick": "D2"}
+    steps = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    decades = range(math.floor(math.log10(min(above))), math.floor(math.log10(max(above))) + 1)
+    return {"tickvals": [float(f"{step}e{decade}") for decade in decades for step in steps]}
 
 
 def _points(row: Configuration, log: Log, key: str) -> list[tuple[float, Stat]]:

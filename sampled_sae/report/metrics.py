@@ -270,6 +270,22 @@ METRICS: tuple[Metric, ...] = (
         ("fuzzing", "mean"),
     ),
     Metric(
+        "autointerp_control",
+        "Interpretability (balanced), shuffled",
+        "The balanced score with explanations of other latents, which a judge should find no better than guessing.",
+        None,
+        "autointerp",
+        ("control", "balanced", "mean"),
+    ),
+    Metric(
+        "heldout_fvu",
+        "FVU, held out",
+        "Fraction of variance unexplained, by threshold, on the tokens that the threshold was calibrated on.",
+        "low",
+        "training",
+        ("heldout", "fvu"),
+    ),
+    Metric(
         "dead",
         "Dead at the end",
         "Share of the latents that were silent for longer than dead_after when training ended.",

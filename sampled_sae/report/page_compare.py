@@ -9,6 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from sampled_sae.report import page_parts as parts
+from sampled_sae.report.compare_terminal import OLD_UNIQUE, matrix_caption, unique_note
 from sampled_sae.report.plotting import INK, SCALE, base_figure, plain, wrapped
 from sampled_sae.report.rows import Stat, form, number
 from sampled_sae.report.text import in_html, shown
@@ -24,9 +25,9 @@ def compare_part(folder: Path, content: dict[str, Any], number_: int) -> str:
     for name, title in (("all", "MMCS between configurations"), ("live", "The same, live latents only")):
         figure = _matrix(scores.get(name) if isinstance(scores, dict) else None)
         if figure is not None:
-            caption = "From the row's latents to the column's; on the diagonal across seeds."
+            caption = f"From the row's latents to the column's ({matrix_caption(content)})."
             inner.append(parts.figure_block(f"compare-{number_}-{name}", figure, title, caption))
-    inner += [_unique(_list(content, "pairs")), _top(_list(content, "saes")), _skipped(_list(content, "skipped"))]
+    inner += [_unique(content), _top(_list(content, "saes")), _skipped(_list(content, "skipped"))]
     if not any(inner):
         inner = ["<p class='note'>The file holds no comparison.</p>"]
     meaning = """<p class="note">MMCS is the mean over latents of the largest cosine of a latent's decoder row with any
@@ -94,17 +95,31 @@ def _matrix(table: Any) -> go.Figure | None:
     )
 
 
-def _unique(pairs: Sequence[dict[str, Any]]) -> str:
-    """Latents of one SAE whose best match in the other is poor."""
-    made = []
-    for item in (item for pair in pairs for item in _list(pair, "unique")):
-        rows = _list(item, "table")
-        if rows:
+UNIQUE_HEADS = (
+    *("latent", "explanation", "score", "best match", "its explanation"),
+    *("overall", "decoder", "text", "nearest of all"),
+)
+UNIQUE_NAMES = (
+    *("latent", "explanation", "score", "match", "match_explanation"),
+    *("overall", "decoder", "text", "nearest"),
+)
+
+
+def _unique(content: dict[str, Any]) -> str:
+    """Latents of one SAE that have no equal in the other, and whose best match there is poor."""
+    settings = content.get("settings")
+    threshold = number(settings.get("threshold")) if isinstance(settings, dict) else None
+    made, old = [], 0
+    for item in (item for pair in _list(content, "pairs") for item in _list(pair, "unique")):
+        rows, equals, latents = _list(item, "table"), item.get("equals"), item.get("latents")
+        if not isinstance(equals, int) or not isinstance(latents, int) or threshold is None:
+            old += bool(rows)
+        elif rows or equals:
             title = f"{item.get('of')} against {item.get('against')}"
-            heads = ("latent", "explanation", "score", "best match", "its explanation", "overall", "decoder", "text")
-            names = ("latent", "explanation", "score", "match", "match_explanation", "overall", "decoder", "text")
-            made.append(_words(title, heads, names, rows))
-    return _fold("Features that only one of two SAEs has", made)
+            note = unique_note(equals, latents, str(item.get("against")), threshold)
+            made.append(_words(title, UNIQUE_HEADS, UNIQUE_NAMES, rows, note))
+    again = f"<p class='note'>Tables of unique features left out ({old}): {OLD_UNIQUE}.</p>" if old else ""
+    return _fold("Features that only one of two SAEs has", made) + again
 
 
 def _top(saes: Sequence[dict[str, Any]]) -> str:
@@ -116,8 +131,10 @@ def _top(saes: Sequence[dict[str, Any]]) -> str:
     return _fold("Best explained features", made)
 
 
-def _words(title: str, heads: Iterable[str], names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    """A folded table of features."""
+def _words(
+    title: str, heads: Iterable[str], names: Sequence[str], rows: Sequence[dict[str, Any]], note: str = ""
+) -> str:
+    """A folded table of features, none where there are no rows, with a note below."""
     lines = []
     for row in rows:
         cells = [row.get(name) for name in names]
@@ -126,8 +143,9 @@ def _words(title: str, heads: Iterable[str], names: Sequence[str], rows: Sequenc
         first = f"<th scope='row'>{texts[0]}</th>"
         lines.append(first + "".join(f"<td{k}>{t}</td>" for k, t in zip(kinds[1:], texts[1:], strict=True)))
     left = {place for place, name in enumerate(names) if "explanation" in name}
-    table = parts.table(list(heads), lines, "paper", title, left)
-    return f"<details><summary>{in_html(title)}</summary>{table}</details>"
+    table = parts.table(list(heads), lines, "paper", title, left) if lines else ""
+    below = f"<p class='note'>{in_html(note)}</p>" if note else ""
+    return f"<details><summary>{in_html(title)}</summary>{table}{below}</details>"
 
 
 def _fold(title: str, made: Sequence[str]) -> str:

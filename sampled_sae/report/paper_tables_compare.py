@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+from sampled_sae.report.compare_terminal import OLD_UNIQUE, unique_note
 from sampled_sae.report.paper_tables_format import Head, Missing, PaperTable, best
 from sampled_sae.report.rows import number
 
@@ -134,7 +135,7 @@ def _scores(content: Content, after: str) -> PaperTable | Missing:
 
 
 def _unique_title(score: str) -> str:
-    return f"{TITLES[score]} latents that BatchTopK lacks, with their best BatchTopK matches"
+    return f"{TITLES[score]} latents that BatchTopK lacks, with their best explained BatchTopK matches"
 
 
 def _unique(content: Content, score: str, after: str) -> PaperTable | Missing:
@@ -145,14 +146,20 @@ def _unique(content: Content, score: str, after: str) -> PaperTable | Missing:
         why = "no SAE of this score was compared with BatchTopK, both with explanations of autointerp"
         return Missing(name, title, why)
     l, seed, item = found[0]
-    keys = ("latent", "explanation", "match", "match_explanation", "overall", "decoder", "text")
+    equals, latents, settings = item.get("equals"), item.get("latents"), content.get("settings")
+    threshold = number(settings.get("threshold")) if isinstance(settings, dict) else None
+    if not isinstance(equals, int) or not isinstance(latents, int) or threshold is None:
+        return Missing(name, title, OLD_UNIQUE)
+    keys = ("latent", "explanation", "match", "match_explanation", "overall", "decoder", "text", "nearest")
     rows = [[row.get(key) for key in keys] for row in _dicts(item, "table")[:ROWS]]
     heads = [Head(f"{TITLES[score]} latent"), Head("Explanation", wide=True), Head("Best match")]
     heads += [Head("Its explanation", wide=True), Head("Overall", 3), Head("Decoder", 3), Head("Text", 3)]
+    heads.append(Head("Nearest of all", 3))
     note = (
         f"l = {l:g}, seed {seed}. Overall is the mean of the cosines of decoder rows and of embedded explanations. "
-        f"Only explained latents take part, {item.get('latents')} here and {item.get('others')} of BatchTopK: a latent "
-        "may look unique because its equal was not explained."
+        f"Matches are among explained latents, {latents} here and {item.get('others')} of BatchTopK; nearest of all is "
+        "the largest decoder cosine with any latent of BatchTopK, explained or not. "
+        + unique_note(equals, latents, "BatchTopK", threshold)
     )
     return PaperTable(name, title, note, heads, rows)
 
@@ -165,6 +172,6 @@ def _against_base(content: Content, score: str) -> Iterator[tuple[float, int, Co
             of, against = saes.get(str(item.get("of")), {}), saes.get(str(item.get("against")), {})
             group, l = kind_of(str(of.get("group")))
             base = kind_of(str(against.get("group")))[0] == BASE
-            if group == score and l is not None and base and _dicts(item, "table"):
+            if group == score and l is not None and base and (_dicts(item, "table") or item.get("equals")):
                 seed = of.get("seed")
                 yield l, seed if isinstance(seed, int) else 0, item

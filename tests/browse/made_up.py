@@ -92,7 +92,7 @@ def made_up_page(words: int, m: int = M, n: int = N, length: int = L, other: boo
         5: Meaning("music", None, {}),
     }
     meanings = {latent: meaning for latent, meaning in meanings.items() if latent < m}
-    unique = {300: Unique("</script>other", 0.21, 0.3, 0.12, 4, "<b>sea</b>")} if m > 300 else {}
+    unique = {300: Unique("</script>other", 0.21, 0.3, 0.12, 4, "<b>sea</b>", 0.35)} if m > 300 else {}
     density = Density(firings.fired, n * length)
     return Page(browsed, density, about, meanings, {4: Meaning("the sea", 0.5, {})}, unique)
 

@@ -168,7 +168,12 @@ def test_a_latent(opened: Browsed, made: tuple[Path, Page]) -> None:
     opened.page.wait_for_selector("#view h2:text-is('Latent 300')")
     assert opened.page.url.endswith("#latent=300")
     view = opened.page.locator("#view").inner_text()
-    for text in ("organic chemistry", "One of the most unique against </script>other", "<b>sea</b>"):
+    for text in (
+        "organic chemistry",
+        "One of the most unique against </script>other, where no",
+        "than .35",
+        "<b>sea</b>",
+    ):
         assert text in view
     values = opened.page.locator(".contexts").first.locator("button").all_inner_texts()
     own = browsed.windows.latent == 300

@@ -40,7 +40,7 @@ def test_unique(tmp_path):
         return {"latent": latent, "overall": overall, "decoder": 0.1, "text": 0.2, "match": 9, "match_explanation": "x"}
 
     tables = [
-        {"of": "run/a", "against": "run/b", "table": [row(1, 0.5), row(2, 0.4)]},
+        {"of": "run/a", "against": "run/b", "table": [row(1, 0.5), row(2, 0.4) | {"nearest": 0.6}]},
         {"of": "run/a", "against": "run/c", "table": [row(1, 0.3)]},
         {"of": "run/b", "against": "run/a", "table": [row(3, 0.1)]},
     ]
@@ -51,6 +51,7 @@ def test_unique(tmp_path):
         1: ("run/c", 0.3),
         2: ("run/b", 0.4),
     }
+    assert found[2].nearest == 0.6 and found[1].nearest is None, "an older version does not say"
     assert read_unique(tmp_path / "compare.json", tmp_path / "run" / "a", 10) == found
     with pytest.raises(UserError, match="is about run/a, run/b, run/c: not about"):
         read_unique(tmp_path, tmp_path / "other" / "x", 10)

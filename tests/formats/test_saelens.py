@@ -70,8 +70,10 @@ def test_a_folder_from_elsewhere_loads_without_ours(sae, tmp_path):
 
 
 def test_damaged_folders_get_a_clear_line(sae, tmp_path):
-    with pytest.raises(ss.UserError, match=r"cfg.json: no such file"):
+    with pytest.raises(ss.UserError, match=r"nowhere: no SAE there \(no such folder\)"):
         SAE.load(tmp_path / "nowhere")
+    with pytest.raises(ss.UserError, match=r": no SAE in this folder \(no cfg.json\)"):
+        SAE.load(tmp_path)
     sae.save(tmp_path / "sae")
     path = tmp_path / "sae" / "sae_weights.safetensors"
     whole = path.read_bytes()
@@ -86,6 +88,16 @@ def test_damaged_folders_get_a_clear_line(sae, tmp_path):
     (tmp_path / "sae" / "cfg.json").write_text(json.dumps(config | {"d_in": 7}))
     with pytest.raises(ss.UserError, match=r"W_enc has shape \(6, 20\): must be \(7, 20\)"):
         SAE.load(tmp_path / "sae")
+
+
+@pytest.mark.parametrize("below", [".", "saes", "layer-3/saes", "pass-1/layer-3/saes"])
+def test_a_runs_folder_names_the_saes_in_it(sae, tmp_path, below):
+    for name in "abcd":
+        sae.save(tmp_path / below / name)
+    with pytest.raises(ss.UserError) as error:
+        SAE.load(tmp_path)
+    names = ", ".join(str(tmp_path / below / name) for name in "abc")
+    assert str(error.value) == f"{tmp_path}: no SAE itself, but there are SAEs in it: {names} and 1 more; name one"
 
 
 def test_a_damaged_configuration_of_ours_gets_a_clear_line(sae, tmp_path):

@@ -16,12 +16,13 @@ def pair(a: str, b: str, group_a: str, group_b: str, ways: tuple[float, float], 
 
 
 def unique(of: str, against: str, latents: int = 7) -> dict[str, Any]:
-    keys = {"explanation": "x", "match": 9, "match_explanation": "y", "decoder": -0.25, "text": 0.5}
+    keys = {"explanation": "x", "match": 9, "match_explanation": "y", "decoder": -0.25, "text": 0.5, "nearest": 0.25}
     table = [{"latent": latent, "overall": latent / 100, **keys} for latent in range(latents)]
-    return {"of": of, "against": against, "latents": 20, "others": 30, "table": table}
+    return {"of": of, "against": against, "latents": 20, "others": 30, "equals": 13, "table": table}
 
 
 COMPARISON = {
+    "settings": {"threshold": 0.7, "seeds": "same"},
     "saes": [
         *(sae(f"b{seed}", "batchtopk", seed) for seed in (2, 0, 1)),
         *(sae(f"e{seed}", "entropy-l100", seed) for seed in (0, 1)),

@@ -68,7 +68,8 @@ def absorption(fraction: float | None = 0.1, why: str | None = None) -> dict[str
 
 def autointerp(score: float = 0.75) -> dict[str, Any]:
     scores = dict.fromkeys(("detection", "balanced", "fuzzing"), Score(estimate(score), 0.1, 10))
-    return filled(AutointerpResult, **scores, control={}, skipped={}, latents=[], settings=AutointerpConfig()).to_dict()
+    parts = dict(control=scores, skipped={}, latents=[], settings=AutointerpConfig())
+    return filled(AutointerpResult, **scores, **parts).to_dict()
 
 
 ALL = {"core": core, "probing": probing, "absorption": absorption, "autointerp": autointerp}

@@ -9,7 +9,7 @@ import pytest
 from sampled_sae.report.metrics import EVALUATIONS, METRICS, Metric, Value, find
 from tests.report.made_up_sweep import ALL, absorption, core
 
-TRAINING = {"dead": 0.25, "ever_pooled": 0.9, "seconds": 3.0}
+TRAINING = {"heldout": {"fvu": 0.1, "l0": 4.0}, "dead": 0.25, "ever_pooled": 0.9, "seconds": 3.0}
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sampled_sae.report.collect import collect
+from sampled_sae.report.page_compare import compare_part
 from sampled_sae.report.paper_tables import paper_tables
 from sampled_sae.report.paper_tables_compare import compared, kind_of, title_of
 from sampled_sae.report.paper_tables_format import Head, Missing, PaperTable, best, files, html_rows
@@ -65,9 +66,35 @@ def test_mmcs_of_batchtopk_with_each_configuration() -> None:
 def test_unique_features_are_of_the_largest_pool_against_batchtopk() -> None:
     tables = by_name(compared(COMPARISON, "-2-x"))
     table = tables["paper-unique-entropy-2-x"]
-    assert table.rows[:2] == [[0, "x", 9, "y", 0.0, -0.25, 0.5], [1, "x", 9, "y", 0.01, -0.25, 0.5]]
+    assert table.rows[:2] == [[0, "x", 9, "y", 0.0, -0.25, 0.5, 0.25], [1, "x", 9, "y", 0.01, -0.25, 0.5, 0.25]]
+    assert table.heads[-1].title == "Nearest of all" and "Left out as not unique: 13 of 20" in table.note
     assert len(table.rows) == 5 and "l = 100, seed 0" in table.note and "20 here and 30 of BatchTopK" in table.note
     assert isinstance(tables["paper-unique-l2-2-x"], Missing)
+
+
+def test_unique_features_where_each_has_an_equal_and_of_an_older_version() -> None:
+    def table(**own: Any) -> Any:
+        item = {"of": "e0", "against": "b0", "latents": 20, "others": 30, **own}
+        pairs = [pair("e0", "b0", "entropy-l100", "batchtopk", (0.6, 0.8), [item])]
+        return by_name(compared(COMPARISON | {"pairs": pairs}, ""))["paper-unique-entropy"]
+
+    none = table(table=[], equals=20)
+    assert none.rows == [] and "None is unique: for each of the 20, a latent of BatchTopK" in none.note
+    assert all("None is unique" in files(none)[f"{none.name}.{end}"] for end in ("md", "tex"))
+    old = table(table=[{"latent": 1, "overall": 0.1}])
+    assert isinstance(old, Missing) and "compare again" in old.why
+
+
+def test_a_page_says_what_is_not_unique_and_what_shares_start_values() -> None:
+    scores = {"all": {"groups": ["a", "b"], "mmcs": [[1.0, 0.4], [0.3, None]]}}
+    none = {"of": "x", "against": "<y>", "latents": 4, "others": 30, "equals": 4, "table": []}
+    old = {"of": "old", "against": "older", "latents": 4, "table": [{"latent": 1, "overall": 0.1}]}
+    pairs = [*COMPARISON["pairs"], {"unique": [none, old]}]
+    page = compare_part(Path("c"), COMPARISON | {"scores": scores, "pairs": pairs}, 0)
+    assert "off-diagonal: same seed, which share start values and so stay alike; diagonal: across seeds" in page
+    assert page.count("nearest of all</th>") == 4 and page.count("Left out as not unique: 13 of 20") == 4
+    assert "None is unique: for each of the 4, a latent of &lt;y&gt;" in page
+    assert "Tables of unique features left out (1): made without" in page and "old against older" not in page
 
 
 @pytest.mark.parametrize("content", [{}, {"pairs": 3}, {"pairs": [None, {}], "saes": "x", "seeds": [{}, 5]}])

@@ -30,6 +30,8 @@ from sampled_sae.sae import SAE
 
 __all__ = ["AbsorptionConfig", "AbsorptionResult", "evaluate_absorption_many", "to_saebench"]
 
+FEW_WORDS = 20
+"""With fewer words to test on a letter's F1 hangs on single ones."""
 MOST_ABSORBERS = 10
 """Absorbing latents a letter that are named in a result."""
 
@@ -109,7 +111,7 @@ def over_letters(letters: Sequence[LetterResult], settings: AbsorptionConfig) ->
     if len(usable) < settings.min_letters:
         why_not = (
             f"the model does not spell well enough at this layer: {len(usable)} of 26 letters have a probe on the "
-            f"residual stream with F1 > {settings.min_f1}, min_letters = {settings.min_letters}"
+            f"residual stream with F1 > {settings.min_f1}, min_letters = {settings.min_letters}{_few_words(letters)}"
         )
         return why_not, [None] * 4
     measured = [letter for letter in usable if letter.fraction is not None and letter.full is not None]
@@ -122,6 +124,14 @@ def over_letters(letters: Sequence[LetterResult], settings: AbsorptionConfig) ->
         [letter.sparse_f1[len(letter.main) - 1] for letter in measured],
     )
     return None, [spread(values) for values in numbers]
+
+
+def _few_words(letters: Sequence[LetterResult]) -> str:
+    """What else it may be."""
+    few = [letter.letter for letter in letters if not letter.usable and letter.test_words < FEW_WORDS]
+    if not few:
+        return ""
+    return f"; {', '.join(few)} had fewer than {FEW_WORDS} words to test on: more words (max_words) may help"
 
 
 def _absorbed(

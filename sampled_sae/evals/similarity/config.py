@@ -24,7 +24,7 @@ class SimilarityConfig:
     reference: str | None = None
     """Label of the reference configuration; by default batchtopk where there is one, else the first."""
     threshold: float = 0.7
-    """Cosine from which on two latents count as the same feature."""
+    """Cosine from which on two latents count as the same feature; a latent with such a partner is not unique."""
     matching: Matched = "all"
     """One-to-one matching of all latents, of those that fire, or none."""
     exact_up_to: int = 8192

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from sampled_sae.errors import UserError
 from sampled_sae.evals.similarity.config import SimilarityConfig
 from sampled_sae.evals.similarity.groups import Pair, Plan, Skipped, plan
 from sampled_sae.evals.similarity.members import EXPLANATIONS, Member, top_features
@@ -80,12 +81,13 @@ def compare_saes(
 ) -> Comparison:
     """Compare SAEs of one width, pair by pair.
 
-    `embedder` opens the model that embeds explanations; it is called only if two configurations have some.
+    `embedder` opens the model that embeds explanations; it is called only if two configurations have some. Where it
+    ends with a UserError, everything else is measured, and unique features are skipped.
     """
     settings = settings or SimilarityConfig()
     planned = plan(members, settings)
-    held, vectors = _Held(device), _embedded(planned, embedder)
-    skipped = [*planned.skipped, *_unexplained(planned, embedder)]
+    held, (vectors, without) = _Held(device), _embedded(planned, embedder)
+    skipped = [*planned.skipped, *_unexplained(planned, embedder), *without]
     results = []
     tell = progress or (lambda done, total: None)
     tell(0, len(planned.pairs))
@@ -128,19 +130,24 @@ class _Held:
         return [self.now[member.name] for member in members]
 
 
-def _embedded(planned: Plan, embedder: Callable[[], Embeds] | None) -> dict[str, Tensor]:
-    """Embeddings [n, e] of the explanations that are compared, in the order of their latents, by SAE.
+def _embedded(planned: Plan, embedder: Callable[[], Embeds] | None) -> tuple[dict[str, Tensor], list[Skipped]]:
+    """Embeddings [n, e] of the explanations that are compared, in the order of their latents, by SAE; or why not.
 
     All of them at the start: a model that is missing must not be noticed after hours.
     """
     explained = [pair for pair in planned.pairs if pair.kind == "scores" and pair.a.explained and pair.b.explained]
     if embedder is None or not explained:
-        return {}
-    model, asked = embedder(), {member.name: member for pair in explained for member in (pair.a, pair.b)}
+        return {}, []
+    asked = {member.name: member for pair in explained for member in (pair.a, pair.b)}
+    try:
+        model = embedder()
+    except UserError as error:
+        why = f"no unique features without an embedder (--embedder): {error}"
+        return {}, [Skipped("explanations", name, why) for name in asked]
     return {
         name: model.embed([member.explained[latent].text for latent in sorted(member.explained)]).cpu()
         for name, member in asked.items()
-    }
+    }, []
 
 
 def _unique(
@@ -155,8 +162,8 @@ def _unique(
         for member, own in ((pair.a, first), (pair.b, second))
     )
     found = (
-        unique_features(a, b, *names, settings.unique, settings.at_once),
-        unique_features(b, a, *names[::-1], settings.unique, settings.at_once),
+        unique_features(a, b, second.directions.rows, *names, settings),
+        unique_features(b, a, first.directions.rows, *names[::-1], settings),
     )
     return [item for item in found if item is not None]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from sampled_sae.config import SAEConfig, sae_config_from_dict, to_dict
 from sampled_sae.errors import UserError
 from sampled_sae.evals.firing import Liveness, load_live
-from sampled_sae.evals.session import names_of
+from sampled_sae.evals.session import find_saes, names_of
 from sampled_sae.files import read_json
 from sampled_sae.presets import label
 from sampled_sae.sae import SAE
@@ -73,9 +73,9 @@ def member_of(
     )
 
 
-def open_members(folders: Iterable[Path]) -> list[Member]:
-    """The SAEs of these folders, each once, in order, under names that tell them apart."""
-    found = list(dict.fromkeys(folder.resolve() for folder in folders))
+def open_members(folders: Iterable[Path | str]) -> list[Member]:
+    """The SAEs of these folders, or of the runs there, each once, in order, under names that tell them apart."""
+    found = list(dict.fromkeys(folder.resolve() for folder in find_saes([Path(folder) for folder in folders])))
     return [open_member(folder, name) for folder, name in zip(found, names_of(found), strict=True)]
 
 

@@ -1,4 +1,8 @@
-"""Features unique to one SAE: latents that no latent of another SAE resembles, in direction and meaning together."""
+"""Features unique to one SAE: latents that no latent of another SAE resembles, in direction and meaning together.
+
+Meanings are known of explained latents only, and each SAE has its own draw of them: the equal of a latent is mostly
+among those that nobody explained. Whoever has an equal direction among all latents of the other SAE is not unique.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sampled_sae.evals.similarity.config import SimilarityConfig
 from sampled_sae.evals.similarity.members import Explained
-from sampled_sae.evals.similarity.stream import Directions, blocks
+from sampled_sae.evals.similarity.stream import Directions, blocks, nearest
 
 
 class Meanings(NamedTuple):
@@ -43,6 +48,8 @@ class Unique(NamedTuple):
     """Cosine of the decoder rows."""
     text: float
     """Cosine of the embedded explanations."""
+    nearest: float
+    """Largest cosine of the decoder row with any latent of the other SAE, explained or not."""
 
 
 class UniqueFeatures(NamedTuple):
@@ -60,8 +67,11 @@ class UniqueFeatures(NamedTuple):
     """Explained latents of both that have no direction."""
     mean: float
     """Mean over the latents of their best match's overall similarity."""
+    equals: int
+    """Latents that are not unique: some latent of the other SAE, explained or not, has a decoder cosine at the
+    threshold or above."""
     table: list[Unique]
-    """Those of the lowest best match, lowest first."""
+    """Of the others those of the lowest best match, lowest first."""
 
 
 def meanings(directions: Directions, explained: dict[int, Explained], vectors: Tensor) -> Meanings:
@@ -90,20 +100,29 @@ def best_matches(a: Meanings, b: Meanings, at_once: int) -> tuple[Tensor, Tensor
     return match, overall, decoder
 
 
-def unique_features(a: Meanings, b: Meanings, of: str, against: str, count: int, at_once: int) -> UniqueFeatures | None:
-    """The `count` latents of a whose best match in b is the weakest; none where one of the two has no latents."""
+def unique_features(
+    a: Meanings, b: Meanings, every: Tensor, of: str, against: str, settings: SimilarityConfig
+) -> UniqueFeatures | None:
+    """The latents of a whose best match in b is the weakest, and that have no equal among `every` unit row [m, d] of b.
+
+    None where one of the two has no explained latents.
+    """
     if not len(a.rows) or not len(b.rows):
         return None
-    match, overall, decoder = best_matches(a, b, at_once)
-    lowest = overall.sort(stable=True).indices[:count].tolist()
-    table = [
-        _entry(a, b, number, int(match[number]), float(overall[number]), float(decoder[number])) for number in lowest
-    ]
-    mean = float(overall.double().mean())
-    return UniqueFeatures(of, against, len(a.rows), len(b.rows), a.left_out + b.left_out, mean, table)
+    match, overall, decoder = best_matches(a, b, settings.at_once)
+    # The match is one of them: rounding must not put it above the nearest.
+    closest = torch.maximum(nearest(a.rows, every, settings.at_once)[0].cpu(), decoder)
+    alone = closest < settings.threshold
+    order = [number for number in overall.sort(stable=True).indices.tolist() if alone[number]]
+    table = [_entry(a, b, n, int(match[n]), overall[n], decoder[n], closest[n]) for n in order[: settings.unique]]
+    mean, equals = float(overall.double().mean()), len(alone) - len(order)
+    return UniqueFeatures(of, against, len(a.rows), len(b.rows), a.left_out + b.left_out, mean, equals, table)
 
 
-def _entry(a: Meanings, b: Meanings, number: int, match: int, overall: float, decoder: float) -> Unique:
+def _entry(
+    a: Meanings, b: Meanings, number: int, match: int, overall: Tensor, decoder: Tensor, closest: Tensor
+) -> Unique:
     latent, other = a.latent[number], b.latent[match]
     own, its = a.explained[latent], b.explained[other]
-    return Unique(latent, own.text, own.score, other, its.text, its.score, overall, decoder, 2 * overall - decoder)
+    cosines = (float(overall), float(decoder), float(2 * overall - decoder), float(closest))
+    return Unique(latent, own.text, own.score, other, its.text, its.score, *cosines)

@@ -1,6 +1,7 @@
 """SAEs as folders hold them, and what evaluations left there."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +32,18 @@ def test_names_tell_folders_apart(tmp_path):
     folders = [seeded(seed=i).save(tmp_path / run / "saes" / "x") for i, run in enumerate(("one", "two"))]
     assert [member.name for member in open_members(folders)] == ["one/saes/x", "two/saes/x"]
     assert [member.name for member in open_members([folders[0], folders[0]])] == ["x"]
+
+
+def test_runs_are_opened_as_the_command_opens_them(tmp_path, monkeypatch, capsys):
+    for seed in (0, 1):
+        seeded(seed=seed).save(tmp_path / "runs" / "first" / "saes" / f"b-s{seed}")
+    assert [member.name for member in open_members([str(tmp_path / "runs" / "first")])] == ["b-s0", "b-s1"]
+    with pytest.raises(UserError, match="holds no SAE"):
+        open_members([tmp_path / "nothing"])
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text(encoding="utf-8")
+    exec(page.split("```python\n")[1].split("```")[0], {})
+    assert "('b-s0', 'b-s1', " in capsys.readouterr().out, "the page's own lines"
 
 
 def test_a_folder_of_another_program(tmp_path):

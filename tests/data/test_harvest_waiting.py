@@ -1,0 +1,129 @@
+"""What is harvested before the first step: no more than needed, told of, and stopped between two passes."""
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import sampled_sae as ss
+from sampled_sae.data import waiting
+from sampled_sae.data.contexts import TextConfig
+from sampled_sae.data.harvest import HarvestConfig, enough_buffer, open_harvest
+from sampled_sae.data.layers import LanguageModel
+from tests.data.tiny_models import make_model, make_tokenizer
+
+TEXT = TextConfig(length=20, skip_first=8)
+CONFIG = HarvestConfig((1,), TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=None)
+SETTINGS = {"batch_size": 30, "heldout_tokens": 40}
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return LanguageModel(make_model("llama"), make_tokenizer(), "tiny")
+
+
+def streams(model, config=CONFIG, **options):
+    documents = (f"{number:03d} " + " ".join(f"the{number * i % 50}" for i in range(25)) for number in range(60))
+    return open_harvest(model, documents, config, **SETTINGS | options)
+
+
+@pytest.mark.parametrize("skip", [0, 8, 19])
+@pytest.mark.parametrize("batch_size", [1, 30, 1000])
+@pytest.mark.parametrize("steps", [1, 3, 7, 98, 1000])
+def test_the_buffer_holds_all_steps_and_little_more(steps, batch_size, skip, model):
+    config = HarvestConfig((1,), TextConfig(length=20, skip_first=skip), buffer_tokens=10**9)
+    buffer = enough_buffer(config, batch_size, steps)
+    per_context = (20 - skip) * 0.98
+    assert buffer % 20 == 0 and int(buffer // 20 * per_context) // batch_size >= steps
+    assert buffer // 20 == 1 or int((buffer // 20 - 1) * per_context) // batch_size < steps
+    assert enough_buffer(HarvestConfig((1,), TEXT, buffer_tokens=40), batch_size, 10**4) == 40
+
+
+def test_a_short_run_harvests_what_it_needs(model):
+    config = HarvestConfig((1,), TEXT, buffer_tokens=2**19, max_norm=None)
+    short = HarvestConfig((1,), TEXT, buffer_tokens=enough_buffer(config, 30, 3), max_norm=None)
+    stream = streams(model, short)[1]
+    assert stream.harvest.block_batches == 3 and stream.harvest.block_contexts == 8
+    [sae] = ss.train(stream, ss.batchtopk(64, 4), steps=3, batch_size=30, device="cpu", progress=False)
+    assert sae.metadata["layer"] == 1
+
+
+def test_a_long_wait_is_told_of(model, capsys, monkeypatch):
+    streams(model, progress=True)[1].batch(0)
+    assert capsys.readouterr().err == "", "a short one is not"
+    monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.0)
+    stream = streams(model, progress=True)[1]
+    assert "held-out tokens: " in capsys.readouterr().err
+    stream.batch(0)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("activations of block 0: 36/240 tokens") and "tokens/s" in told[0]
+    stream.batch(stream.harvest.block_batches)
+    assert capsys.readouterr().err == "", "only before the first step"
+    streams(model)[1].batch(0)
+    assert capsys.readouterr().err == ""
+
+
+def interrupt_in_pass(model, monkeypatch, wanted: int) -> list[int]:
+    """Send Ctrl-C to this process in pass number `wanted` through the model; returns the list of passes."""
+    passes: list[int] = []
+    given = type(model).activations
+
+    def activations(self, *arguments):
+        passes.append(1)
+        if len(passes) == wanted:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)  # for the main thread to hear of it, where this is another
+        return given(self, *arguments)
+
+    monkeypatch.setattr(type(model), "activations", activations)
+    return passes
+
+
+@pytest.mark.parametrize("layers", [(1,), (0, 1)])
+@pytest.mark.parametrize("wanted", [2, 10])
+def test_ctrl_c_acts_between_two_passes_and_the_run_goes_on(model, layers, wanted, tmp_path, monkeypatch):
+    """A block takes 7 passes: the second of the first block, and the third of the second, after 7 steps."""
+    config = HarvestConfig(layers, TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=None)
+    common = {"steps": 12, "batch_size": 30, "progress": False, "device": "cpu"}
+    whole = ss.train_layers(streams(model, config), ss.batchtopk(64, 4), **common)
+    before = signal.getsignal(signal.SIGINT)
+    opened = streams(model, config)
+    with monkeypatch.context() as patch:
+        passes = interrupt_in_pass(model, patch, wanted)
+        with pytest.raises(ss.Interrupted, match=f"interrupted at step {0 if wanted == 2 else 7}; saved"):
+            ss.train_layers(opened, ss.batchtopk(64, 4), out=tmp_path, **common)
+        assert len(passes) == wanted
+    assert signal.getsignal(signal.SIGINT) is before
+    for again in (opened, streams(model, config)):  # with the same streams or new ones; the second time it is finished
+        resumed = ss.train_layers(again, ss.batchtopk(64, 4), out=tmp_path, resume=True, **common)
+        for layer in layers:
+            for a, b in zip(whole[layer][0].parameters(), resumed[layer][0].parameters(), strict=True):
+                assert torch.equal(a, b)
+
+
+def test_ctrl_c_reaches_the_thread_that_harvests_for_a_gpu(model, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
+    stream, common = streams(model)[1], {"steps": 12, "batch_size": 30, "progress": False, "device": "cpu"}
+    [whole] = ss.train(streams(model)[1], ss.batchtopk(64, 4), **common)
+    stream.harvest._worker = ThreadPoolExecutor(1)
+    with monkeypatch.context() as patch:
+        passes = interrupt_in_pass(model, patch, 2)
+        with pytest.raises(ss.Interrupted, match="interrupted at step 0"):
+            ss.train(stream, ss.batchtopk(64, 4), **common)
+        assert len(passes) == 2
+    [again] = ss.train(stream, ss.batchtopk(64, 4), **common)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
+    stream.close()
+
+
+def test_without_a_run_ctrl_c_is_what_it_always_was(model, monkeypatch):
+    stream = streams(model)[1]
+    with monkeypatch.context() as patch:
+        interrupt_in_pass(model, patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            stream.batch(0)
+    assert torch.equal(stream.batch(0), streams(model)[1].batch(0))
