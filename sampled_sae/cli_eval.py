@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -56,7 +55,7 @@ class Eval:
     """Tokens that autointerp reads, in contexts of 128."""
     out: Path | None = None
     """Folder for the table of all and the files for SAEBench's tools; by default evals in the first folder, or in the
-    one that holds all of several SAEs."""
+    one that holds several SAEs side by side."""
     model: str | None = None
     """Model, if it is not to be found under the name that the SAE carries."""
     layer: int | None = None
@@ -99,10 +98,11 @@ class Eval:
         print(write_tables(found, self.out or self._default_out()))
 
     def _default_out(self) -> Path:
-        """The first folder; of several SAEs the folder that holds them."""
-        first = self.folders[0]
-        several = len(self.folders) > 1 and (first / "sae_weights.safetensors").exists()
-        return (Path(os.path.commonpath(self.folders)) if several else first) / "evals"
+        """In the first folder; of several SAEs that lie side by side in the one that holds them."""
+        first, *others = self.folders
+        beside = others and all(folder.resolve().parent == first.resolve().parent for folder in others)
+        together = beside and (first / "sae_weights.safetensors").exists()
+        return (first.resolve().parent if together else first) / "evals"
 
     def _place(self) -> torch.device:
         from sampled_sae.device import usable_device
@@ -126,6 +126,7 @@ class Eval:
                 raise UserError(f"text: is missing; {name} reads one")
             about |= {part: getattr(self, part) for part in ("text", "text_field", "split", "subset")}
             about["files"] = stamps([self.text])
+            require(self.contexts is None or self.contexts >= 1, "contexts", self.contexts, "must be at least 1")
         if name == "core":
             about |= {part: getattr(self, part) for part in ("contexts", "context", "loss", "put_in")}
             about["definition"] = 2  # densities once counted the tokens of high norm
@@ -168,7 +169,6 @@ class Eval:
         """Contexts that core reads: as many as were asked for, or else of the text that was trained on no more than
         were held out."""
         if self.contexts is not None:
-            require(self.contexts >= 1, "contexts", self.contexts, "must be at least 1")
             return self.contexts
         held, size = self._held_out(sae)
         return CONTEXTS if held is None else max(1, min(CONTEXTS, held // (self.context or size)))

@@ -182,6 +182,10 @@ def test_the_table_of_several_saes_lies_where_they_lie(place, tmp_path):
     assert (tmp_path / "saes" / "evals" / "table.csv").exists()
     assert not (folders[0] / "evals" / "table.csv").exists()
 
+    apart = shutil.copytree(folders[1], tmp_path / "elsewhere" / "sae")
+    run("eval", folders[0], apart, "--text", place / "text.jsonl", "--contexts", 2, "--device", "cpu", "--no-loss")
+    assert (folders[0] / "evals" / "table.csv").exists()
+
 
 def test_a_new_evaluation_is_a_function_and_a_line(place, tmp_path, monkeypatch):
     class Norms(NamedTuple):
