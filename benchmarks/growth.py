@@ -17,7 +17,7 @@ import torch
 from worker import batches
 
 import sampled_sae as ss
-from sampled_sae.learner import Learner
+from sampled_sae.training.learner import Learner
 
 BASE = {"m": 65_536, "d": 768, "B": 4096, "K": 60}
 AXES = {

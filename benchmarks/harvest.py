@@ -19,9 +19,9 @@ import torch
 
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.harvest import HarvestConfig, HarvestStream, contexts_at_once, open_harvest
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.data.models import load_model
 from sampled_sae.data.text import documents
+from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.models.load import load_model
 
 
 def synchronize() -> None:

@@ -26,16 +26,16 @@ import sampled_sae as ss
 from sampled_sae.config import to_dict
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.harvest import HarvestConfig, HarvestStream, open_harvest
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.data.models import load_model
 from sampled_sae.data.text import documents
-from sampled_sae.evals.core import evaluate_core_many
-from sampled_sae.evals.core.config import CoreConfig
-from sampled_sae.evals.reconstruction import by_threshold
-from sampled_sae.learner import Learner
-from sampled_sae.pool_config import Multiplier, PoolConfig, Released
-from sampled_sae.presets import label
-from sampled_sae.provenance import git_commit, versions
+from sampled_sae.evals.core.evaluate import evaluate_core_many
+from sampled_sae.evals.core.schema import CoreConfig
+from sampled_sae.method.config import Multiplier, PoolConfig, Released
+from sampled_sae.method.presets import label
+from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.models.load import load_model
+from sampled_sae.training.heldout import by_threshold
+from sampled_sae.training.learner import Learner
+from sampled_sae.utils.system import git_commit, versions
 
 RATES = (3e-4, 6e-4, 1.2e-3, 2.4e-3)
 CONTENDERS = ("BatchTopK", "uniform 50%, released at 70%", "TopK for 70%, then BatchTopK")

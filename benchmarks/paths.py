@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import sampled_sae as ss
-from sampled_sae.evals.reconstruction import as_trained, by_threshold
+from sampled_sae.training.heldout import as_trained, by_threshold
 
 
 def configs(m: int, k: int, lr: float) -> dict[str, ss.SAEConfig]:

@@ -14,7 +14,7 @@ import torch
 from worker import batches
 
 import sampled_sae as ss
-from sampled_sae.learner import Learner
+from sampled_sae.training.learner import Learner
 
 SCORES = ("l2", "squared_l2", "entropy", "uniform")
 MULTIPLIERS = (1, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70, 100)

@@ -33,10 +33,10 @@ with clock("import"):
     import sampled_sae as ss
     from sampled_sae.data.contexts import TextConfig, contexts
     from sampled_sae.data.harvest import HarvestConfig, open_harvest
-    from sampled_sae.data.models import load_model
     from sampled_sae.data.text import documents
-    from sampled_sae.evals.core import evaluate_core
-    from sampled_sae.evals.core.config import CoreConfig
+    from sampled_sae.evals.core.evaluate import evaluate_core
+    from sampled_sae.evals.core.schema import CoreConfig
+    from sampled_sae.models.load import load_model
 
 
 def main() -> None:

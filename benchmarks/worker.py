@@ -36,8 +36,7 @@ def batches(d: int, batch: int, device: str, count: int = 8) -> list[Tensor]:
 def our_configs(m: int, k: int) -> dict[str, object]:
     """What is timed of ours, by name."""
     import sampled_sae as ss
-    from sampled_sae.config import AuxKConfig, SAEConfig
-    from sampled_sae.pool_config import PoolConfig, Scope
+    from sampled_sae.method.config import AuxKConfig, PoolConfig, SAEConfig, Scope
 
     return {
         "BatchTopK": ss.batchtopk(m, k),
@@ -58,7 +57,7 @@ def our_configs(m: int, k: int) -> dict[str, object]:
 
 def ours(name: str, d: int, m: int, k: int, device: str) -> Step:
     """Our step; the log's measurements are left out, as they are in most steps of a run."""
-    from sampled_sae.learner import Learner
+    from sampled_sae.training.learner import Learner
 
     copies = 16 if name.startswith("16") else 1
     config = our_configs(m, k)[name.removesuffix(", plain path")]

@@ -15,11 +15,10 @@ import argparse
 import torch
 
 from sampled_sae import OptimizerConfig, batchtopk
-from sampled_sae.calibrate import calibrated_threshold
 from sampled_sae.data.synthetic import BUCKETS, SyntheticData
-from sampled_sae.evals.reconstruction import by_threshold
 from sampled_sae.experiments.synthetic import EXPERIMENTS
-from sampled_sae.learner import Learner
+from sampled_sae.training.heldout import by_threshold, calibrated_threshold
+from sampled_sae.training.learner import Learner
 
 
 def from_truth(data: SyntheticData, latents: int, k: int, lr: float, steps: int) -> Learner:

@@ -2,29 +2,31 @@
 
 from importlib import metadata as _metadata
 
-from sampled_sae.config import AuxKConfig, OptimizerConfig, SAEConfig, ThresholdConfig
-from sampled_sae.errors import Interrupted, UserError
-from sampled_sae.pool_config import (
+from sampled_sae.method.config import (
     Annealed,
+    AuxKConfig,
     Constant,
     Everything,
     Fraction,
     Multiplier,
+    OptimizerConfig,
     PoolConfig,
     Released,
+    SAEConfig,
     Scope,
     Size,
+    ThresholdConfig,
 )
-from sampled_sae.presets import annealed, batchtopk, released, sampled, topk, topk_then_batchtopk
+from sampled_sae.method.presets import annealed, batchtopk, released, sampled, topk, topk_then_batchtopk
+from sampled_sae.method.scores import SCORES, register_input_score, register_score
 from sampled_sae.sae import SAE
-from sampled_sae.scores import SCORES, register_input_score, register_score
-from sampled_sae.trainer import train, train_layers
+from sampled_sae.training.trainer import train, train_layers
+from sampled_sae.utils.errors import Interrupted, UserError
 
 try:
     __version__ = _metadata.version("sampled-sae")
 except _metadata.PackageNotFoundError:
     __version__ = "unknown"
-
 __all__ = [
     "SAE",
     "SCORES",

@@ -1,184 +1,53 @@
-"""Settings of SAEs and runs: frozen dataclasses, one for each concern, checked when they are made."""
+"""Checks of settings: each refusal is one line that names the field, its value and what would be right."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import MISSING, dataclass, field
-from typing import Any, Literal
+import operator
+from dataclasses import is_dataclass
+from typing import Any, SupportsFloat
 
-from sampled_sae.checks import numbers, require, whole_numbers
-from sampled_sae.errors import UserError
-from sampled_sae.pool_config import (
-    Annealed,
-    Constant,
-    Everything,
-    Fraction,
-    Multiplier,
-    PoolConfig,
-    Released,
-    Scope,
-    Size,
-)
+from sampled_sae.utils.errors import UserError
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerConfig:
-    """Adam, its learning rate over time, and clipping."""
-
-    lr: float = 3e-4
-    """Peak learning rate."""
-    beta1: float = 0.9
-    """Adam's decay of the mean."""
-    beta2: float = 0.999
-    """Adam's decay of the square."""
-    eps: float = 1e-8
-    """Adam's guard against division by zero."""
-    clip: float = 1.0
-    """Largest norm of the whole gradient."""
-    warmup_steps: int = 1000
-    """Linear warm-up from 0; in a short run never more than a fifth of the steps."""
-    decay: float = 0.2
-    """Share of the steps at the end over which the rate falls linearly to 0."""
-
-    def __post_init__(self) -> None:
-        numbers(self, "lr", "beta1", "beta2", "eps", "clip", "decay")
-        whole_numbers(self, "warmup_steps")
-        require(self.lr > 0 and math.isfinite(self.lr), "lr", self.lr, "must be a positive number")
-        require(0 <= self.beta1 < 1, "beta1", self.beta1, "must be in [0, 1)")
-        require(0 <= self.beta2 < 1, "beta2", self.beta2, "must be in [0, 1)")
-        require(self.eps > 0, "eps", self.eps, "must be positive")
-        require(self.clip > 0, "clip", self.clip, "must be positive (inf for no clipping)")
-        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "must not be negative")
-        require(0 <= self.decay <= 1, "decay", self.decay, "must be a share of the steps in [0, 1]")
+def require(condition: bool, name: str, value: object, right: str) -> None:
+    """Refuse a setting with one line: its name, its value and what would be right."""
+    if not condition:
+        raise UserError(f"{name} = {value!r}: {right}")
 
 
-@dataclass(frozen=True, slots=True)
-class AuxKConfig:
-    """The auxiliary loss that brings dead latents back: they predict what the living ones missed."""
-
-    alpha: float = 1 / 32
-    """Weight of the auxiliary loss; 0 turns it off."""
-    dead_after: int = 10_000_000
-    """Tokens without firing after which a latent counts as dead."""
-    k: int | None = None
-    """Dead latents used for each token; none means half the input width."""
-
-    def __post_init__(self) -> None:
-        numbers(self, "alpha")
-        whole_numbers(self, "dead_after", "k")
-        require(self.alpha >= 0, "auxk alpha", self.alpha, "must not be negative")
-        require(self.dead_after >= 1, "dead_after", self.dead_after, "must be at least 1 token")
-        require(self.k is None or self.k >= 1, "auxk k", self.k, "must be at least 1")
+def whole_numbers(config: Any, *names: str) -> None:
+    """Turn the named fields into plain ints (numpy's are not JSON), or refuse them."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None:
+            try:
+                object.__setattr__(config, name, operator.index(value))
+            except TypeError:
+                raise UserError(f"{name} = {value!r}: must be a whole number") from None
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdConfig:
-    """The moving average of the smallest kept activation, used for inference."""
-
-    start_step: int = 1000
-    """Averaging begins after this step; in a short run after half of the steps at the latest."""
-    beta: float = 0.999
-    """Weight of the old average."""
-
-    def __post_init__(self) -> None:
-        numbers(self, "beta")
-        whole_numbers(self, "start_step")
-        require(self.start_step >= 0, "threshold start_step", self.start_step, "must not be negative")
-        require(0 <= self.beta < 1, "threshold beta", self.beta, "must be in [0, 1)")
-
-
-def usable_as_folder(name: str) -> bool:
-    """Whether an SAE can be saved under that name."""
-    return isinstance(name, str) and 0 < len(name) <= 200 and name[0] != "." and not set(name) & set("/\\\0")
-
-
-@dataclass(frozen=True, slots=True)
-class SAEConfig:
-    """Everything that sets one SAE apart from the others on the same stream."""
-
-    latents: int
-    """Number of latents m."""
-    k: int
-    """Mean number of active latents a token, K."""
-    pool: PoolConfig = field(default_factory=PoolConfig)
-    """The candidate pool."""
-    cut: Literal["batch", "token"] = "batch"
-    """batch: the K*B largest values in the pool; token: the K largest of each token."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """Adam and the learning rate."""
-    auxk: AuxKConfig = field(default_factory=AuxKConfig)
-    """Revival of dead latents."""
-    threshold: ThresholdConfig = field(default_factory=ThresholdConfig)
-    """The threshold's moving average."""
-    seed: int | None = None
-    """Seed of the start values and of random pools; none means the run's seed."""
-    name: str | None = None
-    """Name in logs and folders; none makes one from the settings."""
-
-    def __post_init__(self) -> None:
-        whole_numbers(self, "latents", "k", "seed")
-        for part, kind in _PARTS.items():
-            if part != "scope":
-                value = getattr(self, part)
-                require(isinstance(value, kind), part, value, f"must be a {kind.__name__}")
-        require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit into 64 bits")
-        require(self.latents >= 1, "latents", self.latents, "must be at least 1")
-        require(self.k >= 1, "k", self.k, "must be at least 1")
-        require(self.k <= self.latents, "k", self.k, f"must be at most latents = {self.latents}")
-        require(self.cut in ("batch", "token"), "cut", self.cut, "must be 'batch' or 'token'")
-        require(
-            self.name is None or usable_as_folder(self.name),
-            "name",
-            self.name,
-            "must be usable as a folder's name, of 200 letters at most",
-        )
-        self.pool.size.latents(self.k, self.latents)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainConfig:
-    """What all SAEs of a run share."""
-
-    steps: int
-    """Optimiser steps."""
-    batch_size: int = 4096
-    """Tokens a step."""
-    seed: int = 0
-    """Seed of the data order, and of each SAE that names none of its own."""
-    normalize: bool = True
-    """Train on x/c with c the root mean square norm of x; saved SAEs take raw activations all the same."""
-    heldout_tokens: int = 65_536
-    """Tokens kept out of training to measure c and to calibrate the threshold; of a tensor at most a tenth."""
-    log_every: int = 50
-    """Steps between two lines of the log."""
-    checkpoint_every: int = 1000
-    """Steps between two checkpoints."""
-
-    def __post_init__(self) -> None:
-        whole_numbers(self, "steps", "batch_size", "seed", "heldout_tokens", "log_every", "checkpoint_every")
-        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit into 64 bits")
-        for name in ("steps", "batch_size", "heldout_tokens", "log_every", "checkpoint_every"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+def numbers(config: Any, *names: str) -> None:
+    """Turn the named fields into plain floats, or refuse them."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, str) or not isinstance(value, SupportsFloat):
+            raise UserError(f"{name} = {value!r}: must be a number")
+        object.__setattr__(config, name, float(value))
 
 
 # ---- to and from JSON -------------------------------------------------------------------------------
 
-_KINDS = {cls.__name__.lower(): cls for cls in (Multiplier, Size, Fraction, Everything, Constant, Released, Annealed)}
-_PARTS = {
-    "pool": PoolConfig,
-    "scope": Scope,
-    "optimizer": OptimizerConfig,
-    "auxk": AuxKConfig,
-    "threshold": ThresholdConfig,
-}
+KINDS: dict[str, Any] = {}
+"""Members of unions by the `kind` that they have in JSON; each union adds its own."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A configuration as plain JSON values; members of a union carry their `kind`."""
     plain: dict[str, Any] = {}
     kind = type(config).__name__.lower()
-    if kind in _KINDS:
+    if kind in KINDS:
         plain["kind"] = kind
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
@@ -188,36 +57,26 @@ def to_dict(config: Any) -> dict[str, Any]:
     return plain
 
 
-def sae_config_from_dict(plain: dict[str, Any]) -> SAEConfig:
-    """The inverse of `to_dict` for an `SAEConfig`."""
-    config: SAEConfig = _build(SAEConfig, plain)
-    return config
+def plain(value: Any) -> Any:
+    """What reading it back from JSON gives; named tuples and configurations are objects."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif is_dataclass(value):
+        value = to_dict(value)
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _build(cls: Any, plain: dict[str, Any]) -> Any:
-    require(isinstance(plain, dict), cls.__name__, plain, "must be an object with named fields")
-    known = {item.name for item in dataclasses.fields(cls)}
-    values = {}
-    for name, value in plain.items():
-        require(
-            name in known,
-            f"{cls.__name__} field",
-            name,
-            f"unknown; the fields are {', '.join(sorted(known))}",
-        )
-        if isinstance(value, dict):
-            if "kind" in value:
-                require(
-                    value["kind"] in _KINDS,
-                    f"{name} kind",
-                    value["kind"],
-                    f"must be one of {', '.join(_KINDS)}",
-                )
-                value = _build(_KINDS[value["kind"]], {k: v for k, v in value.items() if k != "kind"})
-            elif name in _PARTS:
-                value = _build(_PARTS[name], value)
-        values[name] = math.inf if value == "inf" and name != "name" else value
-    needed = {item.name for item in dataclasses.fields(cls) if item.default is item.default_factory is MISSING}
-    for name in sorted(needed - values.keys()):
-        raise UserError(f"{cls.__name__} field = {name!r}: is missing")
-    return cls(**values)
+def first_difference(old: Any, new: Any, where: str = "") -> str | None:
+    """The first setting in which two configurations differ, in words; none if they agree."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            found = first_difference(old.get(key), new.get(key), f"{where}.{key}" if where else str(key))
+            if found:
+                return found
+        return None
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        differences = (first_difference(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(old, new, strict=True)))
+        return next(filter(None, differences), None)
+    return None if old == new else f"{where} was {old!r} and is now {new!r}"

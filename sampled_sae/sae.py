@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sampled_sae.config import SAEConfig
-from sampled_sae.errors import UserError
+from sampled_sae.method.config import SAEConfig
+from sampled_sae.utils.errors import UserError
 
 
 class SAE(nn.Module):

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.calibrate import calibrated_threshold, measure_heldout
 from sampled_sae.sae import SAE
+from sampled_sae.training.heldout import calibrated_threshold, measure_heldout
 
 
 @pytest.fixture

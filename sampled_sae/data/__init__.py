@@ -1,0 +1,1 @@
+"""Text, contexts, activation streams, caches, synthetic data."""

@@ -17,17 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampled_sae.checkpoint import first_difference
-from sampled_sae.checks import require, whole_numbers
+from sampled_sae.config import first_difference, require, whole_numbers
 from sampled_sae.data import shards
 from sampled_sae.data.stream import END, check_batch
-from sampled_sae.errors import UserError
-from sampled_sae.files import alone_in, read_json, write_json
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import alone_in, read_json, write_json
 
 FORMAT = "sampled-sae activations 1"
 INDEX = "cache.json"
 SHARD_TOKENS = 1_000_000
-
 Batches = Callable[[int], Iterator[Tensor]]
 """Gives the stream of activations, [n, d] at a time, from the token of that number on."""
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampled_sae.checks import require, whole_numbers
-from sampled_sae.errors import UserError
+from sampled_sae.config import require, whole_numbers
+from sampled_sae.utils.errors import UserError
 
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
 """Chat models call the end of a turn their EOS; the token that parted documents in pretraining is one of these."""
@@ -281,3 +281,26 @@ def _cut(document: str, lowest: int, highest: int) -> int:
     while space > 0 and document[space + 1].isspace():
         space = document.rfind(" ", lowest, space)
     return space if space > 0 else highest
+
+
+class ContextBank:
+    """All contexts of a text by number, read as far as they are asked for; after the last comes the first again."""
+
+    def __init__(self, source: Iterator[Tensor]):
+        self.source: Iterator[Tensor] | None = source
+        self.read: list[Tensor] = []
+
+    def has(self, count: int) -> int:
+        """Read until there are `count` contexts, or all; returns how many there are."""
+        while self.source is not None and len(self.read) < count:
+            context = next(self.source, None)
+            if context is None:
+                self.source = None
+            else:
+                self.read.append(context.to(torch.int32))
+        return len(self.read)
+
+    def take(self, first: int, count: int, skip: int) -> Tensor:
+        """`count` contexts [count, L] from number `first` on, where the first `skip` of the text do not count."""
+        there = self.has(skip + first + count) - skip
+        return torch.stack([self.read[skip + number % there] for number in range(first, first + count)])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from sampled_sae.errors import UserError
+from sampled_sae.utils.errors import UserError
 
 # Irreducible polynomials over GF(2) that define the fields GF(2^m); bit i is the coefficient of x^i.
 _POLYNOMIALS = {

@@ -18,19 +18,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampled_sae.checks import numbers, require, whole_numbers
-from sampled_sae.data.bank import ContextBank
-from sampled_sae.data.contexts import TextConfig, contexts
-from sampled_sae.data.layers import LanguageModel
+from sampled_sae.config import numbers, require, whole_numbers
+from sampled_sae.data.contexts import ContextBank, TextConfig, contexts
 from sampled_sae.data.stream import check_batch
-from sampled_sae.data.waiting import HarvestStopped, listening, telling
-from sampled_sae.errors import UserError
+from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.utils.errors import Interrupted, UserError
+from sampled_sae.utils.progress import telling
+from sampled_sae.utils.system import listening
+
+
+class HarvestStopped(Interrupted):
+    """Somebody asked to stop while a block was harvested: it is given up, to be harvested anew."""
+
 
 SPARE = 0.02
 """Share of a block's tokens that may be left out for their norm before some of the others are used twice."""
 AT_ONCE = {"cuda": 2**16, "cpu": 2**14}
 """Tokens in one pass through the model, by kind of device, if no number of contexts is asked for."""
-
 Block = dict[int, Tensor]
 """The activations of each layer, [tokens, d]."""
 

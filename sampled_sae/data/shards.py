@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampled_sae.errors import UserError
-from sampled_sae.files import writing
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import writing
 
 BYTES = 2
 """Of a number in bfloat16."""

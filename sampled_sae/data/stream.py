@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampled_sae.errors import UserError
+from sampled_sae.utils.errors import UserError
 
 END = object()
 """What an exhausted iterator gives; an item that is None is an error, not the end."""
@@ -55,38 +55,6 @@ class Endless(ABC):
     @abstractmethod
     def batch(self, index: int, size: int, split: Literal["train", "heldout"] = "train") -> Tensor:
         """[size, d], a pure function of its arguments; the two splits share no sample."""
-
-
-def open_stream(
-    activations: Any, batch_size: int, heldout_tokens: int, seed: int, heldout: Any | None = None
-) -> Stream:
-    """Wrap a tensor, an array or memory map, an endless source or an iterable of batches; a stream stays one.
-
-    `heldout` gives held-out tokens of one's own; otherwise they are taken from the activations.
-    """
-    own = None if heldout is None else check_batch(heldout, None, "heldout")
-    wanted = 0 if own is not None else heldout_tokens
-    stream: Stream
-    if isinstance(activations, (Tensor, np.ndarray, Stored)):
-        stream = ArrayStream(activations, batch_size, wanted, seed)
-    elif isinstance(activations, Stream):
-        stream = activations
-        size = getattr(stream, "batch_size", batch_size)
-        if size != batch_size:
-            raise UserError(f"batch_size = {batch_size}: the stream of activations gives batches of {size}")
-    elif isinstance(activations, Endless):
-        stream = EndlessStream(activations, batch_size, wanted)
-    elif isinstance(activations, Iterable):
-        stream = IterableStream(activations, batch_size, wanted)
-    else:
-        raise UserError(
-            f"activations = {type(activations).__name__}: must be a tensor, an array or an iterable of [B, d] batches"
-        )
-    if own is not None:
-        if own.shape[1] != stream.width:
-            raise UserError(f"heldout has width {own.shape[1]}: the activations have width {stream.width}")
-        stream.heldout = own
-    return stream
 
 
 def check_batch(batch: Any, width: int | None, where: str) -> Tensor:

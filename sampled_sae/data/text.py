@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sampled_sae.data.foreign import package, reason, stream
-from sampled_sae.errors import UserError
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.third_party import package, reason, stream
 
 STDLIB = "stdlib"
 """The source that is always there: the .py files of the standard library."""
@@ -69,9 +69,6 @@ def _on_disk(source: str) -> Path | None:
 def _means_a_file(source: str) -> bool:
     """Whether a source that is not on this disk was meant to be."""
     return source.lower().endswith(tuple(READERS)) or not HUB_NAME.fullmatch(source) or source.startswith(".")
-
-
-# ---- files and folders ----------------------------------------------------------------------------
 
 
 def _local(path: Path, source: str, field: str) -> Iterator[str]:
@@ -223,9 +220,6 @@ def _text_of(row: Any, field: str, where: str) -> str:
 
 def _no_field(field: str, there: Iterable[str], where: str) -> UserError:
     return UserError(f"{where}: field = {field!r} is not there; name one of {', '.join(there) or 'none at all'}")
-
-
-# ---- the standard library and the hub --------------------------------------------------------------
 
 
 def _standard_library() -> Iterator[str]:

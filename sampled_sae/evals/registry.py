@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sampled_sae.errors import UserError
 from sampled_sae.evals import absorption, autointerp, core, probing
-from sampled_sae.evals.firing import save_firing
+from sampled_sae.evals.results import save_firing
+from sampled_sae.utils.errors import UserError
 
 
 class Evaluation(NamedTuple):

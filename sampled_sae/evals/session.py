@@ -16,18 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampled_sae import memory
-from sampled_sae.config import to_dict
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.errors import UserError
-from sampled_sae.evals.given import own_layer
+from sampled_sae.config import plain, to_dict
+from sampled_sae.evals.reading import own_layer
 from sampled_sae.evals.registry import EVALUATIONS
-from sampled_sae.evals.to_json import plain
-from sampled_sae.files import make_folder, read_json, write_json
 from sampled_sae.formats.saelens import Description, describe
-from sampled_sae.progress import show
-from sampled_sae.provenance import git_commit, versions
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
+from sampled_sae.utils import system
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import make_folder, read_json, write_json
+from sampled_sae.utils.progress import show
+from sampled_sae.utils.system import git_commit, versions
 
 FOLDER = "evals"
 SAMPLE = 2**20
@@ -91,7 +90,7 @@ class Session:
 
     def _parts(self, folders: list[Path], most: int | None) -> Iterator[list[Path]]:
         """As many SAEs at once as fit, one at least."""
-        free, part, size = memory.available(self.device), list[Path](), 0
+        free, part, size = system.available(self.device), list[Path](), 0
         for folder in folders:
             need = self.saes[folder].m * (8 * self.saes[folder].d + KEPT)
             full = free is not None and size + need > USED * free

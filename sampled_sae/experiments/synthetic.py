@@ -1,4 +1,4 @@
-"""The paper's synthetic experiment: train a grid of SAEs on data with known features and measure each."""
+"""Which SAEs the synthetic experiment compares."""
 
 from __future__ import annotations
 
@@ -7,19 +7,97 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sampled_sae.checkpoint import first_difference
-from sampled_sae.config import AuxKConfig, OptimizerConfig, to_dict
+from sampled_sae.config import first_difference, to_dict
 from sampled_sae.data.synthetic import BUCKETS, PRESETS, SyntheticConfig, SyntheticData
-from sampled_sae.device import usable_device
-from sampled_sae.errors import UserError
-from sampled_sae.evals.reconstruction import as_trained, by_threshold
-from sampled_sae.evals.recovery import activation_fidelity, bucket_recovery, match
-from sampled_sae.experiments.synthetic_grid import Cell, grid
-from sampled_sae.files import make_folder, read_json, write_json, write_text
-from sampled_sae.progress import show
-from sampled_sae.provenance import git_commit, versions
+from sampled_sae.evals.similarity.matching import activation_fidelity, bucket_recovery, match
+from sampled_sae.method import presets
+from sampled_sae.method.config import AuxKConfig, Fraction, OptimizerConfig, PoolConfig, SAEConfig
 from sampled_sae.sae import SAE
-from sampled_sae.trainer import train
+from sampled_sae.training.heldout import as_trained, by_threshold
+from sampled_sae.training.trainer import train
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import make_folder, read_json, write_json, write_text
+from sampled_sae.utils.progress import show
+from sampled_sae.utils.system import git_commit, usable_device, versions
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One configuration of the grid, trained once for each seed."""
+
+    group: str
+    """Colour and panel in the pictures."""
+    label: str
+    """Name in tables."""
+    config: SAEConfig
+    l: float | None = None
+    """The multiplier, for constant scored pools."""
+
+    @property
+    def name(self) -> str:
+        """The label as a folder's name."""
+        return self.label.replace(" ", "-").replace("=", "").replace("%", "pct").replace("/", "-")
+
+
+def grid(experiment: Experiment) -> list[Cell]:
+    """BatchTopK, TopK, the scores at several l, released and annealed pools; more if `extended`."""
+    cells = [
+        replace(cell, config=replace(cell.config, optimizer=experiment.optimizer, auxk=experiment.auxk))
+        for cell in family(experiment)
+    ]
+    if experiment.extended:
+        cells += improved({cell.label: cell for cell in cells})
+    if experiment.only is None:
+        return cells
+    for label in experiment.only:
+        if label not in {cell.label for cell in cells}:
+            raise UserError(f"only = {label!r}: not in this grid; its SAEs are {', '.join(c.label for c in cells)}")
+    return [cell for cell in cells if cell.label in experiment.only]
+
+
+def family(experiment: Experiment) -> list[Cell]:
+    """The members that the experiment compares, in their default settings."""
+    m, k = experiment.latents, experiment.k
+    cells = [
+        Cell("batchtopk", "BatchTopK", presets.batchtopk(m, k)),
+        Cell("topk", "TopK", presets.topk(m, k)),
+        Cell("topk", "TopK then BatchTopK", presets.topk_then_batchtopk(m, k)),
+    ]
+    for score in experiment.scores:
+        for l in experiment.multipliers:
+            cells.append(Cell(score, f"{score} l={l:g}", presets.sampled(m, k, score, l), l))
+    half = PoolConfig("uniform", Fraction(0.5))
+    return [
+        *cells,
+        Cell("uniform", "uniform 50%", SAEConfig(m, k, pool=half), m / k / 2),
+        Cell("released", "uniform 50% released at 70%", presets.released(m, k, fraction=0.5)),
+        Cell("released", "uniform 75% released at 70%", presets.released(m, k, fraction=0.75)),
+        Cell("released", "l2 50% released at 70%", presets.released(m, k, score="l2", fraction=0.5)),
+        Cell("annealed", "uniform annealed from 30%", presets.annealed(m, k, fraction=0.3)),
+    ]
+
+
+def improved(cells: dict[str, Cell]) -> list[Cell]:
+    """The members that train well, with a higher learning rate and with dead latents revived early."""
+
+    def faster(label: str, lr: float, dead_after: int | None = None) -> Cell:
+        config = cells[label].config
+        config = replace(config, optimizer=replace(config.optimizer, lr=lr))
+        name = f"{label} lr={lr:g}"
+        if dead_after is not None:
+            config = replace(config, auxk=replace(config.auxk, dead_after=dead_after))
+            name += f" dead after {dead_after // 1000}k"
+        return replace(cells[label], label=name, config=config)
+
+    half, three_quarters = "uniform 50% released at 70%", "uniform 75% released at 70%"
+    return [
+        faster("BatchTopK", 1e-3),
+        faster(half, 1e-3),
+        faster("BatchTopK", 3e-3),
+        faster("TopK", 3e-3),
+        faster(three_quarters, 3e-3),
+        faster("BatchTopK", 3e-3, dead_after=400_000),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +137,6 @@ class Experiment:
 
 
 _L0_61 = PRESETS["l0-61"]
-
 EXPERIMENTS: dict[str, Experiment] = {
     # A quarter of the paper's table in every direction, for two cores and a few minutes.
     "demo": Experiment(

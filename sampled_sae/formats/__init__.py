@@ -1,0 +1,1 @@
+"""Saved SAEs, one file per format."""

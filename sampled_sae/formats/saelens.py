@@ -14,13 +14,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from sampled_sae.config import SAEConfig, sae_config_from_dict, to_dict
-from sampled_sae.errors import UserError
-from sampled_sae.files import new_folder, read_json
+from sampled_sae.config import to_dict
+from sampled_sae.method.config import SAEConfig, sae_config_from_dict
 from sampled_sae.sae import SAE
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import new_folder, read_json
 
 FILES = {"cfg.json", "sae_weights.safetensors", "sampled_sae.json", "sparsity.safetensors"}
-
 SAELENS_VERSION = "6.0.0"
 """The format's version; SAELens would read a folder that names none as one of its version 5."""
 

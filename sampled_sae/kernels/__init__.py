@@ -21,7 +21,7 @@ def usable(device: torch.device, dtype: torch.dtype) -> bool:
 @cache
 def compiles(device: torch.device) -> bool:
     """Whether a small kernel runs: Triton may be there without the C compiler that it needs, say."""
-    from sampled_sae.kernels import masked
+    from sampled_sae.kernels import gradients as masked
 
     try:
         masked.counts(torch.ones(1, 16, dtype=torch.bfloat16, device=device))

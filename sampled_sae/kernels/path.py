@@ -8,23 +8,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sampled_sae.candidates import candidates
-from sampled_sae.config import SAEConfig
 from sampled_sae.kernels.adam import Rate, adam_rows_, adam_vector_
-from sampled_sae.kernels.blocks import cut_into_blocks
-from sampled_sae.kernels.cut import cut_batch
-from sampled_sae.kernels.encoder import FROM_STATISTICS, FastEncoder
-from sampled_sae.kernels.gradients import Copies, PoolCodes, SparseCodes, pool_pass, sparse_pass, with_auxk
+from sampled_sae.kernels.encoder import FROM_STATISTICS, FastEncoder, padded_copy
+from sampled_sae.kernels.gradients import Copies, PoolCodes, SparseCodes, counts, pool_pass, sparse_pass, with_auxk
 from sampled_sae.kernels.graphs import Recorder
-from sampled_sae.kernels.masked import counts
-from sampled_sae.kernels.products import padded_copy
-from sampled_sae.kernels.rows import cut_rows
+from sampled_sae.kernels.select import cut_batch, cut_into_blocks, cut_rows
 from sampled_sae.kernels.sparse import Rows, group_by_latent
-from sampled_sae.pool import group_at, size_at
-from sampled_sae.pool_config import Annealed
-from sampled_sae.scores import get_score
-from sampled_sae.selection import Selection
-from sampled_sae.step import Moved, Outcome, Parameters
+from sampled_sae.method.config import Annealed, SAEConfig
+from sampled_sae.method.parameters import Parameters
+from sampled_sae.method.pools import candidates, group_at, size_at
+from sampled_sae.method.scores import get_score
+from sampled_sae.method.selection import Selection
+from sampled_sae.training.step import Moved, Outcome
 
 DENSE_BELOW = 128
 """Pools of up to so many times K latents are multiplied whole: cheaper there than going from value to value."""

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 import sampled_sae
 from sampled_sae.data import shards
 from sampled_sae.data.cache import CacheConfig, bytes_needed, open_cache, verify_cache, write_cache
-from sampled_sae.data.files import load_activations
-from sampled_sae.errors import UserError
-from sampled_sae.files import alone_in
+from sampled_sae.data.source import load_activations
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import alone_in
 
 ROWS = torch.randn(100, 6, generator=torch.Generator().manual_seed(0))
 WHAT = {"model": "tiny", "layers": (1, 2)}

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from sampled_sae.data import contexts as module
 from sampled_sae.data.contexts import ContextStream, TextConfig, contexts, find_end_of_text
 from sampled_sae.data.text import documents
-from sampled_sae.errors import UserError
+from sampled_sae.utils.errors import UserError
 
 END = "<|endoftext|>"
 

@@ -21,7 +21,7 @@ from sampled_sae.data.frames import (
     unbiased_bases,
     welch_bound,
 )
-from sampled_sae.errors import UserError
+from sampled_sae.utils.errors import UserError
 
 ROUNDING = 2e-6
 

@@ -7,10 +7,10 @@ import torch
 import sampled_sae as ss
 from sampled_sae.data.contexts import TextConfig
 from sampled_sae.data.harvest import SPARE, HarvestConfig, HarvestStream, bytes_needed, open_harvest
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.data.stream import open_stream
-from sampled_sae.files import read_json
-from tests.data.tiny_models import CONTEXT, LAYERS, WIDTH, make_model, make_tokenizer
+from sampled_sae.data.source import open_stream
+from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.utils.files import read_json
+from tests.models.tiny_models import CONTEXT, LAYERS, WIDTH, make_model, make_tokenizer
 
 TEXT = TextConfig(length=20, skip_first=8)  # behind eight others, no two tokens look the same
 CONFIG = HarvestConfig((1,), TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=None)

@@ -6,9 +6,9 @@ import torch
 import sampled_sae as ss
 from sampled_sae.data.contexts import TextConfig
 from sampled_sae.data.harvest import HarvestConfig, open_harvest
-from sampled_sae.data.layers import LanguageModel
+from sampled_sae.models.language_model import LanguageModel
 from tests.data.test_harvest import documents
-from tests.data.tiny_models import make_model, make_tokenizer
+from tests.models.tiny_models import make_model, make_tokenizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

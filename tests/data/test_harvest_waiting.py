@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.data import waiting
 from sampled_sae.data.contexts import TextConfig
 from sampled_sae.data.harvest import HarvestConfig, enough_buffer, open_harvest
-from sampled_sae.data.layers import LanguageModel
-from tests.data.tiny_models import make_model, make_tokenizer
+from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.utils import progress as waiting
+from tests.models.tiny_models import make_model, make_tokenizer
 
 TEXT = TextConfig(length=20, skip_first=8)
 CONFIG = HarvestConfig((1,), TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=None)

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from sampled_sae.data.stream import Endless, open_stream
-from sampled_sae.errors import UserError
+from sampled_sae.data.source import open_stream
+from sampled_sae.data.stream import Endless
+from sampled_sae.utils.errors import UserError
 
 
 def rows(n: int) -> torch.Tensor:

@@ -12,15 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampled_sae.data.synthetic import (
-    BUCKETS,
-    PAPER_COUNTS,
-    PRESETS,
-    SyntheticConfig,
-    SyntheticData,
-    stream_seed,
-)
-from sampled_sae.errors import UserError
+from sampled_sae.data.synthetic import BUCKETS, PAPER_COUNTS, PRESETS, SyntheticConfig, SyntheticData, stream_seed
+from sampled_sae.utils.errors import UserError
 
 SMALL = SyntheticConfig(d=16, features=48)
 

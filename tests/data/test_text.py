@@ -12,7 +12,7 @@ import zstandard
 
 from sampled_sae.data import text
 from sampled_sae.data.text import documents
-from sampled_sae.errors import UserError
+from sampled_sae.utils.errors import UserError
 
 TEXTS = ["first\nof two lines", "zweites, schön", "third \u2028 \U0001f600"]
 

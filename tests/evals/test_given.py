@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.errors import UserError
-from sampled_sae.evals.given import check_contexts, checked, own_layer
+from sampled_sae.evals.reading import check_contexts, checked, own_layer
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
-from tests.data.tiny_models import make_model, make_tokenizer
+from sampled_sae.utils.errors import UserError
+from tests.models.tiny_models import make_model, make_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 import pytest
 
-from sampled_sae.errors import UserError
 from sampled_sae.evals.session import find_saes, names_of, open_session
 from sampled_sae.sae import SAE
+from sampled_sae.utils.errors import UserError
 
 
 def saved(folder, **metadata):

@@ -2,7 +2,7 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sampled_sae.evals.to_json import plain
+from sampled_sae.config import plain
 
 
 class Named(NamedTuple):

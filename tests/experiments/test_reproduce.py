@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sampled_sae.errors import Interrupted, UserError
-from sampled_sae.experiments import reproduce
-from sampled_sae.experiments.reproduce import RECORD, Stage, check_disk, chosen, run_stages
+from sampled_sae.experiments import stages as reproduce
+from sampled_sae.experiments.stages import RECORD, Stage, check_disk, chosen, run_stages
+from sampled_sae.utils.errors import Interrupted, UserError
 
 
 class Work:

@@ -7,15 +7,15 @@ import pytest
 import torch
 import tyro
 
-from sampled_sae.cli_compare import Compare
-from sampled_sae.cli_eval import Eval
-from sampled_sae.cli_reproduce import stages
-from sampled_sae.cli_train import SOURCES, Train
-from sampled_sae.errors import UserError
-from sampled_sae.experiments.reproduce_estimate import SPEEDS, Cost, estimate, peak, product_speed
-from sampled_sae.experiments.reproduce_scales import PYTHIA_160M, SCALES, SMOLLM2, Scale
-from sampled_sae.experiments.reproduce_texts import PACKAGES, write_labelled
-from sampled_sae.experiments.reproduce_words import typed, words
+from sampled_sae.cli.compare import Compare
+from sampled_sae.cli.eval import Eval
+from sampled_sae.cli.reproduce import stages, typed, words
+from sampled_sae.cli.train import SOURCES, Train
+from sampled_sae.evals.probing.data import PACKAGES, write_labelled
+from sampled_sae.experiments.reproduce import estimate
+from sampled_sae.experiments.scales import PYTHIA_160M, SCALES, SMOLLM2, Scale
+from sampled_sae.utils.cost import SPEEDS, Cost, peak, product_speed
+from sampled_sae.utils.errors import UserError
 
 TINY, PAPER = SCALES["tiny"], SCALES["paper"]
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 
 from sampled_sae import cli
-from sampled_sae.config import OptimizerConfig
 from sampled_sae.data.synthetic import BUCKETS, SyntheticConfig
-from sampled_sae.errors import UserError
 from sampled_sae.experiments import synthetic
-from sampled_sae.experiments.synthetic import EXPERIMENTS, Experiment, merge, run
-from sampled_sae.experiments.synthetic_grid import grid
+from sampled_sae.experiments.synthetic import EXPERIMENTS, Experiment, grid, merge, run
+from sampled_sae.method.config import OptimizerConfig
+from sampled_sae.utils.errors import UserError
 
 TINY = Experiment(
     data=SyntheticConfig(d=16, features=16, p_high=0.1),

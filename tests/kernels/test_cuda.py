@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.config import AuxKConfig, SAEConfig
 from sampled_sae.kernels.path import FastPath
-from sampled_sae.learner import Learner
-from sampled_sae.pool_config import PoolConfig, Scope
+from sampled_sae.method.config import AuxKConfig, PoolConfig, SAEConfig, Scope
+from sampled_sae.training.learner import Learner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -4,10 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampled_sae.kernels.blocks import cut_into_blocks
-from sampled_sae.kernels.cut import BINS, Kept, cut_batch
-from sampled_sae.kernels.rows import cut_rows
-from sampled_sae.select import largest_of_rows
+from sampled_sae.kernels.select import BINS, Kept, cut_batch, cut_into_blocks, cut_rows
+from sampled_sae.method.selection import largest_of_rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

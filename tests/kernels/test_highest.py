@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sampled_sae.kernels.highest import highest
-from sampled_sae.pool import highest as plain
+from sampled_sae.kernels.pool import highest
+from sampled_sae.method.pools import highest as plain
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from sampled_sae import presets, reference
-from sampled_sae.config import AuxKConfig, OptimizerConfig, SAEConfig
-from sampled_sae.initialise import start_parameters
 from sampled_sae.kernels.path import FastPath
-from sampled_sae.plain import PlainPath
-from sampled_sae.pool_config import Fraction, Multiplier, PoolConfig, Scope
-from sampled_sae.step import Parameters
+from sampled_sae.method import presets
+from sampled_sae.method.config import AuxKConfig, Fraction, Multiplier, OptimizerConfig, PoolConfig, SAEConfig, Scope
+from sampled_sae.method.parameters import Parameters, start_parameters
+from sampled_sae.training.step import PlainPath
+from tests import reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 M, K, B = 70, 3, 24

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sampled_sae.kernels.encoder import FROM_STATISTICS
-from sampled_sae.kernels.statistics import statistics
-from sampled_sae.scores import get_score
+from sampled_sae.kernels.pool import statistics
+from sampled_sae.method.scores import get_score
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

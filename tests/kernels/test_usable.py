@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from sampled_sae import kernels
-from sampled_sae.kernels import masked
-from sampled_sae.learner import Learner
-from sampled_sae.plain import PlainPath
-from sampled_sae.presets import topk
+from sampled_sae.kernels import gradients as masked
+from sampled_sae.method.presets import topk
+from sampled_sae.training.learner import Learner
+from sampled_sae.training.step import PlainPath
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -6,10 +6,10 @@ import torch
 from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer
 
 from sampled_sae import batchtopk
-from sampled_sae.config import AuxKConfig, OptimizerConfig, ThresholdConfig
-from sampled_sae.learner import Learner
-from sampled_sae.optimizer import learning_rate
-from sampled_sae.step import Parameters
+from sampled_sae.method.config import AuxKConfig, OptimizerConfig, ThresholdConfig
+from sampled_sae.method.parameters import Parameters
+from sampled_sae.training.learner import Learner
+from sampled_sae.training.optimizer import learning_rate
 
 D, M, K, B, STEPS = 32, 256, 3, 128, 25
 DEAD_AFTER = 2 * B  # so that AuxK takes part

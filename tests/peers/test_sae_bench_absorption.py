@@ -19,14 +19,12 @@ from sae_lens import SAE as SAELensSAE
 from sklearn.linear_model import LogisticRegression
 
 import sampled_sae as ss
-from sampled_sae.evals.absorption import AbsorptionConfig, AbsorptionResult, measure_sae, over_letters, to_saebench
 from sampled_sae.evals.absorption.codes import encode_words
-from sampled_sae.evals.absorption.latents import without_silent_words
-from sampled_sae.evals.absorption.probes import fit_exactly
-from sampled_sae.evals.absorption.reading import LayerReadings, Readings
-from sampled_sae.evals.absorption.score import absorption
-from sampled_sae.evals.absorption.spelling import learn_to_spell
-from sampled_sae.evals.absorption.words import LETTERS, Word, prompt_text
+from sampled_sae.evals.absorption.evaluate import measure_sae, over_letters
+from sampled_sae.evals.absorption.probes import fit_exactly, learn_to_spell
+from sampled_sae.evals.absorption.schema import AbsorptionConfig, AbsorptionResult, to_saebench
+from sampled_sae.evals.absorption.score import absorption, without_silent_words
+from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, Readings, Word, prompt_text
 
 WIDTH, GROUPS, EACH = 96, 10, 8
 SETTINGS = AbsorptionConfig()

@@ -11,12 +11,11 @@ from sae_bench.sae_bench_utils.graphing_utils import find_eval_results_files, ge
 from sae_lens import SAE as SAELensSAE
 
 import sampled_sae as ss
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.evals.core import evaluate_core
-from sampled_sae.evals.core.config import CoreConfig
-from sampled_sae.evals.core.saebench import to_saebench
-from sampled_sae.files import write_json
-from sampled_sae.report.eval_tables import write_tables
+from sampled_sae.evals.core.evaluate import evaluate_core
+from sampled_sae.evals.core.schema import CoreConfig, to_saebench
+from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.reporting.tables import write_tables
+from sampled_sae.utils.files import write_json
 
 WIDTH, LAYER, LENGTH, CONTEXTS, BATCH = 32, 1, 24, 12, 4
 

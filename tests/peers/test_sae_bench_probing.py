@@ -18,12 +18,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformer_lens import HookedTransformer
 
 import sampled_sae as ss
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.evals.probing import evaluate_probing, to_saebench
-from sampled_sae.evals.probing.config import ProbingConfig
 from sampled_sae.evals.probing.draw import Part, Task
+from sampled_sae.evals.probing.evaluate import contrast, evaluate_probing, top_probes
 from sampled_sae.evals.probing.features import read, tokenize
-from sampled_sae.evals.probing.probe import contrast, top_probes
+from sampled_sae.evals.probing.schema import ProbingConfig, to_saebench
+from sampled_sae.models.language_model import LanguageModel
 
 WIDTH, LAYER, TOKENS, TRAIN, TEST = 32, 1, 24, 400, 200
 """Train and test texts are those of one class."""

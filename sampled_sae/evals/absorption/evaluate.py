@@ -15,20 +15,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.errors import UserError
 from sampled_sae.evals.absorption.codes import encode_words
-from sampled_sae.evals.absorption.config import AbsorptionConfig
-from sampled_sae.evals.absorption.latents import MainLatents, find_main_latents
-from sampled_sae.evals.absorption.reading import LayerReadings, Progress, read_layers
-from sampled_sae.evals.absorption.result import AbsorptionResult, LetterResult, Spread, spread, to_saebench
-from sampled_sae.evals.absorption.score import Absorption, absorption, count_absorbers
-from sampled_sae.evals.absorption.spelling import Spelling, learn_to_spell
-from sampled_sae.evals.absorption.words import LETTERS, make_prompts
-from sampled_sae.evals.given import checked
+from sampled_sae.evals.absorption.probes import Spelling, learn_to_spell
+from sampled_sae.evals.absorption.schema import AbsorptionConfig, AbsorptionResult, LetterResult, Spread, spread
+from sampled_sae.evals.absorption.score import Absorption, MainLatents, absorption, count_absorbers, find_main_latents
+from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, Progress, make_prompts, read_layers
+from sampled_sae.evals.reading import checked
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
-
-__all__ = ["AbsorptionConfig", "AbsorptionResult", "evaluate_absorption_many", "to_saebench"]
+from sampled_sae.utils.errors import UserError
 
 FEW_WORDS = 20
 """With fewer words to test on a letter's F1 hangs on single ones."""

@@ -7,6 +7,7 @@ stays without an answer is told so, with the reason; an endpoint that answers no
 from __future__ import annotations
 
 import email.utils
+import hashlib
 import http.client
 import json
 import os
@@ -22,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from sampled_sae.checks import numbers, require, whole_numbers
-from sampled_sae.errors import UserError
-from sampled_sae.evals.autointerp.chat_cache import AnswerCache
+from sampled_sae.config import numbers, require, whole_numbers
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import make_folder, writing
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 PASSING = (408, 409, 425, 429, 500, 502, 503, 504, 529)
@@ -313,3 +314,53 @@ def _retry_after(value: str | None) -> float | None:
 
 def _short(value: object) -> str:
     return " ".join(str(value).split())[:200]
+
+
+NAME = "answers.jsonl"
+
+
+class AnswerCache:
+    """What was asked of which endpoint -> what it answered. Several processes may add to one folder."""
+
+    def __init__(self, folder: Path | None):
+        """Without a folder, answers are kept in memory alone."""
+        self._answers: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._path = None if folder is None else make_folder(folder) / NAME
+        if self._path is not None and self._path.exists():
+            self._answers.update(_read_answers(self._path))
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def find(self, body: dict[str, Any], url: str) -> str | None:
+        """The answer to a request's body, if it was ever given."""
+        return self._answers.get(_key(body, url))
+
+    def keep(self, body: dict[str, Any], url: str, text: str) -> None:
+        """Add an answer, at once."""
+        key = _key(body, url)
+        with self._lock:
+            self._answers[key] = text
+            if self._path is not None:
+                line = json.dumps({"key": key, "model": body["model"], "answer": text})
+                # The newline comes first too: a line that a crash cut short then spoils no other.
+                with writing(self._path), self._path.open("a", encoding="utf-8") as file:
+                    file.write(f"\n{line}\n")
+
+
+def _key(body: dict[str, Any], url: str) -> str:
+    asked = json.dumps([url.rstrip("/"), body], sort_keys=True)
+    return hashlib.sha256(asked.encode()).hexdigest()
+
+
+def _read_answers(path: Path) -> dict[str, str]:
+    """All whole lines; one that was cut short is an answer that has to be asked for again."""
+    answers: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            plain = json.loads(line)
+            answers[str(plain["key"])] = str(plain["answer"])
+        except (ValueError, LookupError, TypeError):
+            continue
+    return answers

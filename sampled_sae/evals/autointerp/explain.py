@@ -1,20 +1,55 @@
-"""From what a latent fires on to a sentence that says so: what explainers have in common, and the one that asks a
-chat model."""
+"""Tokens and windows as text."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from sampled_sae.evals.autointerp.chat import Answer, Chat, Question
-from sampled_sae.evals.autointerp.config import EXPLANATION_TOKENS
-from sampled_sae.evals.autointerp.text import TokenText
+from sampled_sae.evals.autointerp.schema import EXPLANATION_TOKENS
 from sampled_sae.evals.autointerp.trials import Case
+from sampled_sae.utils.errors import UserError
+
+OPEN, CLOSE = "<<", ">>"
+"""Around a marked token."""
+
+
+class TokenText:
+    """Token ids -> what they stand for, each by itself."""
+
+    def __init__(self, tokenizer: Any):
+        """A tokenizer of transformers."""
+        if tokenizer is None:
+            raise UserError("model: it comes without a tokenizer; windows cannot be shown as text")
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def __getitem__(self, token: int) -> str:
+        """The token's text: with its leading space, line ends as ↵, halves of a character left out."""
+        if token not in self._known:
+            text = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+            piece = self._tokenizer.convert_ids_to_tokens(token)
+            # Some tokenizers drop the space of a token that stands alone.
+            if isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" "):
+                text = f" {text}"
+            self._known[token] = text.replace("�", "").replace("\n", "↵")
+        return self._known[token]
+
+    def show(self, tokens: Sequence[int], marks: Sequence[bool] | None = None) -> str:
+        """A window as one line, with the marked tokens between << and >>."""
+        if marks is None:
+            return "".join(self[token] for token in tokens)
+        pairs = zip(tokens, marks, strict=True)
+        return "".join(f"{OPEN}{self[token]}{CLOSE}" if marked else self[token] for token, marked in pairs)
+
 
 Done = Callable[[int], None]
 """Is told how many are through."""
-
 INSTRUCTIONS = (
     "You are looking at one latent of a sparse autoencoder that was trained on the activations of a language model. "
     "Below are excerpts of text on which it fires, the strongest first. The tokens on which it fires stand between << "
@@ -85,3 +120,133 @@ def read_explanation(answer: Answer) -> Explained:
     if not any(letter.isalnum() for letter in text):
         return Explained(None, "the chat model's answer holds no explanation")
     return Explained(text)
+
+
+NAMED = 6
+"""Tokens named at most."""
+BEFORE = 3
+"""Tokens before named at most."""
+WORDS = 8
+"""Words of the contexts named at most."""
+WINDOWS = 400
+"""Firings whose surroundings are looked at."""
+COVERED = 0.8
+"""Share after which no more tokens are named."""
+OFTEN = 0.25
+"""Share from which on the tokens before are worth a word."""
+MANY = 0.3
+"""Share below which the named tokens are only examples."""
+
+
+class ContrastExplainer:
+    """Names what is more frequent where a latent fires than in the text [n, L] at large."""
+
+    name = "offline contrast"
+
+    def __init__(self, contexts: Tensor, text: TokenText, buffer: int):
+        """`buffer`: tokens on each side that are its surroundings."""
+        self.flat, self.length, self.text, self.buffer = contexts.flatten(), contexts.shape[1], text, buffer
+        self._forms: dict[int, str] = {}
+        ids, counts = self.flat.unique(return_counts=True)
+        self.background: Counter[str] = Counter()
+        for token, count in zip(ids.tolist(), counts.tolist(), strict=True):
+            self.background[self.form(token)] += count
+        self.total = len(self.flat)
+
+    def explain(self, cases: Sequence[Case], done: Done | None = None) -> list[Explained]:
+        """One sentence a latent."""
+        found = []
+        for number, case in enumerate(cases, 1):
+            found.append(Explained(self.sentence(case.elsewhere, case.strength)))
+            if done is not None:
+                done(number)
+        return found
+
+    def sentence(self, places: Tensor, strength: Tensor) -> str:
+        """Flat positions of firings [f] and activations [f] -> what sets them apart.
+
+        A firing counts by the square of its activation, as it does in the draws of windows.
+        """
+        weight = strength.double().square()
+        weight /= weight.sum()
+        forms = [self.form(token) for token in self.flat[places].tolist()]
+        shares = weigh(forms, weight)
+        named = self._apart(shares, NAMED)
+        share = sum(shares[form] for form in named)
+        quoted = ", ".join(quote(form) for form in named)
+        parts = [f"{quoted} ({share:.0%})" if share >= MANY else f"many tokens such as {quoted}"]
+        if not named:
+            parts = ["parts of characters"]
+        if before := self._before(places, weight):
+            parts[0] += f", after {' or '.join(quote(form) for form in before)}"
+        if words := self._around(places, weight, set(named)):
+            parts.append(f"in text with {', '.join(words)}")
+        return "; ".join(parts)
+
+    def form(self, token: int) -> str:
+        """Tokens that differ in capitals or a leading space alone are one."""
+        if token not in self._forms:
+            text = self.text[token]
+            self._forms[token] = text.strip().lower() or text
+        return self._forms[token]
+
+    def _apart(self, shares: Mapping[str, float], most: int) -> list[str]:
+        """The forms that add most to the divergence from the text, until they cover what there is to cover."""
+        gain = {
+            form: share * math.log(share / ((self.background[form] + 0.5) / (self.total + 1)))
+            for form, share in shares.items()
+            if form  # a part of a character has no form
+        }
+        named: list[str] = []
+        for form in sorted(gain, key=lambda form: (-gain[form], form))[:most]:
+            if named and (sum(shares[other] for other in named) >= COVERED or gain[form] <= 0):
+                break
+            named.append(form)
+        return named
+
+    def _before(self, places: Tensor, weight: Tensor) -> list[str]:
+        """Tokens just before the firing ones, if a few of them make up much of all."""
+        inner = places % self.length > 0
+        forms = [self.form(token) for token in self.flat[places[inner] - 1].tolist()]
+        shares = weigh(forms, weight[inner])
+        named = self._apart(shares, BEFORE)
+        return named if sum(shares[form] for form in named) >= OFTEN else []
+
+    def _around(self, places: Tensor, weight: Tensor, firing: set[str]) -> list[str]:
+        """Words in more of the surroundings than chance would have them, and of more than one context."""
+        strongest = weight.argsort(descending=True, stable=True)[:WINDOWS]
+        places, weight = places[strongest], weight[strongest] / weight[strongest].sum()
+        found: dict[str, float] = {}
+        contexts: dict[str, set[int]] = {}
+        rows = zip((places // self.length).tolist(), self._surroundings(places), weight.tolist(), strict=True)
+        for context, words, share in rows:
+            for word in words - firing:
+                found[word] = found.get(word, 0.0) + share
+                contexts.setdefault(word, set()).add(context)
+        scores = {}
+        for word, share in found.items():
+            chance = 1 - (1 - (self.background[word] + 0.5) / (self.total + 1)) ** (2 * self.buffer)
+            if len(contexts[word]) > 1 and share > 2 * chance:
+                scores[word] = share * math.log(share / chance)
+        return sorted(scores, key=lambda word: (-scores[word], word))[:WORDS]
+
+    def _surroundings(self, places: Tensor) -> Iterable[set[str]]:
+        """The words around each place [f], inside its context."""
+        for place in places.tolist():
+            start = place - place % self.length
+            first, last = max(start, place - self.buffer), min(start + self.length, place + self.buffer + 1)
+            forms = {self.form(token) for token in self.flat[first:last].tolist()}
+            yield {form for form in forms if len(form) > 2 and form.isalpha()}
+
+
+def weigh(forms: Sequence[str], weight: Tensor) -> dict[str, float]:
+    """The share of the weight [f] that falls to each form."""
+    shares: dict[str, float] = {}
+    for form, share in zip(forms, weight.tolist(), strict=True):
+        shares[form] = shares.get(form, 0.0) + share
+    return shares
+
+
+def quote(form: str) -> str:
+    """A token in quotes that the judge finds again."""
+    return f'"{form}"' if "'" in form else f"'{form}'"

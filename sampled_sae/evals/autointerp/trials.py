@@ -6,13 +6,13 @@ may, because its weighted draws are not kept apart.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sampled_sae.evals.autointerp.config import LEAST, AutointerpConfig
-from sampled_sae.evals.autointerp.examples import (
+from sampled_sae.evals.autointerp.schema import LEAST, AutointerpConfig, Item, Kind, Trial
+from sampled_sae.evals.autointerp.windows import (
     Window,
     apart,
     cut_out,
@@ -25,34 +25,11 @@ from sampled_sae.evals.autointerp.examples import (
     top_places,
     windows_at,
 )
-from sampled_sae.evals.autointerp.stream import Firings
+from sampled_sae.evals.reading import Firings
 
-Kind = Literal["detection", "balanced", "fuzzing"]
 TOO_FEW = "too few firings"
 NO_SILENT = "no silent windows"
 NO_APART = "too few firings apart from those shown"
-
-
-class Item(NamedTuple):
-    """One window of a trial."""
-
-    window: Window
-    """The text, with the latent's activations."""
-    marks: list[bool] | None
-    """Marked tokens; none where the judge sees no marks."""
-    right: bool
-    """Whether the judge should name it: it counts as firing, or its marks are where the latent fires."""
-
-
-class Trial(NamedTuple):
-    """Windows in random order, some of which the judge should name."""
-
-    kind: Kind
-    """Detection as in SAEBench, the balanced one with checked negatives, or fuzzing."""
-    items: list[Item]
-    """The windows."""
-    expected: int
-    """How many are right by the protocol, whatever the latent does."""
 
 
 class Case(NamedTuple):

@@ -1,62 +1,109 @@
-"""The core evaluation: what an SAE keeps of a language model's activations, and of what the model does with them.
-
-`evaluate_core` reads held-out contexts in a few passes: one to find norms and means, one for the model as it is, one
-for each ablation and one for each SAE. Memory does not grow with the text, but for some numbers a context and 2 bytes
-a token. `CoreConfig` says what is left out and where the reconstruction is put in.
-"""
+"""A first look at the held-out text: which positions are measured, which have high norms, and what the means are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.errors import UserError
 from sampled_sae.evals.bootstrap import totals
-from sampled_sae.evals.core import fidelity, trained
+from sampled_sae.evals.core import fidelity
+from sampled_sae.evals.core import fidelity as trained
 from sampled_sae.evals.core import loss as losses
-from sampled_sae.evals.core.config import CoreConfig
-from sampled_sae.evals.core.fidelity import Density, Fidelity, Firing
-from sampled_sae.evals.core.loss import Loss, Reading
-from sampled_sae.evals.core.survey import Survey, chunks, survey
-from sampled_sae.evals.core.trained import MixedBatches, Trained, TrainedCut
-from sampled_sae.evals.given import check_contexts, checked
-from sampled_sae.evals.to_json import plain
+from sampled_sae.evals.core.fidelity import Firing, MixedBatches, TrainedCut
+from sampled_sae.evals.core.loss import Reading
+from sampled_sae.evals.core.schema import CoreConfig, CoreResult
+from sampled_sae.evals.reading import check_contexts, checked
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
+from sampled_sae.utils.errors import UserError
 
 
-class CoreResult(NamedTuple):
-    """One SAE on one layer of one model; every `Estimate` has a bootstrap interval over contexts."""
+class Means(NamedTuple):
+    """The mean activation of some of the tokens, in float64."""
 
-    layer: int
-    """The residual stream after this block, counted from 0."""
-    contexts: int
-    """Contexts that were read."""
+    overall: Tensor
+    """[d], over all contexts."""
+    batches: Tensor
+    """[batches, d], over each batch of `legacy_batch` contexts."""
+
+
+class Survey(NamedTuple):
+    """What has to be known before anything is measured: 2 bytes a token, and the means of each batch."""
+
+    measured: Tensor
+    """[n, L] bool: positions that are not left out."""
+    normal: Tensor
+    """[n, L] bool: measured positions without a high norm."""
     median_norm: float
-    """Median norm of the measured tokens."""
-    measured: Fidelity
-    """Over all measured tokens."""
-    normal: Fidelity
-    """Over those without a high norm."""
-    trained: Trained | None
-    """By training's own cut; none for an SAE without a training configuration."""
-    density: Density
-    """How often its latents fire, on the tokens without a high norm: at one of those half of all latents may fire."""
-    density_measured: Density
-    """The same over all measured tokens."""
-    loss: Loss | None
-    """What the model loses; none if it was not to be measured."""
-    settings: CoreConfig
-    """How it was measured."""
-    fired: Tensor | None = None
-    """[m]: on how many of the tokens without a high norm each latent fires; not part of `to_dict`."""
+    """Of the measured positions."""
+    means: Means
+    """Of the measured positions."""
+    normal_means: Means
+    """Of the measured positions without a high norm."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON."""
-        return {name: plain(item) for name, item in self._asdict().items() if name != "fired"}
+
+def survey(model: LanguageModel, layer: int, contexts: Tensor, settings: CoreConfig) -> Survey:
+    """Contexts [n, L] -> positions and means. The model reads all of them once, those with high norms twice."""
+    measured = measured_positions(contexts, settings)
+    norms = torch.zeros(contexts.shape)
+    batches = -(-len(contexts) // settings.legacy_batch)
+    total = torch.zeros(batches, model.width, dtype=torch.float64, device=model.device)
+    for rows in chunks(torch.arange(len(contexts)), settings.contexts_at_once):
+        stream = model.activations(contexts[rows], [layer])[layer].double()
+        norms[rows] = stream.norm(dim=2).float().cpu()
+        _add_sums(total, stream, measured[rows], rows // settings.legacy_batch)
+    if not bool(norms[measured].isfinite().all()):
+        raise UserError(
+            f"layer = {layer}: {model.name} gives activations that are nan or infinite in {model.dtype}; "
+            "load it in float32"
+        )
+    median = float(norms[measured].median())
+    limit = settings.norm_limit
+    if limit is None:  # infinity times a median of 0 would be nan
+        limit = math.inf if math.isinf(settings.norm_factor) else settings.norm_factor * median
+    normal = measured & (norms <= limit)
+    del norms
+    ordinary = total.clone()
+    # The rest has nothing to subtract.
+    for rows in chunks((measured & ~normal).any(1).nonzero().squeeze(1), settings.contexts_at_once):
+        stream = model.activations(contexts[rows], [layer])[layer].double()
+        _add_sums(ordinary, -stream, (measured & ~normal)[rows], rows // settings.legacy_batch)
+    batch = settings.legacy_batch
+    return Survey(measured, normal, median, _means(total, measured, batch), _means(ordinary, normal, batch))
+
+
+def measured_positions(contexts: Tensor, settings: CoreConfig) -> Tensor:
+    """Contexts [n, L] -> which positions are not left out [n, L] bool; at least one is."""
+    length = contexts.shape[1]
+    if settings.skip_first >= length:
+        raise UserError(f"skip_first = {settings.skip_first}: must leave some of the {length} positions of a context")
+    measured = torch.ones(contexts.shape, dtype=torch.bool)
+    measured[:, : settings.skip_first] = False
+    if settings.left_out:
+        measured &= ~torch.isin(contexts, torch.tensor(settings.left_out))
+    if not bool(measured.any()):
+        raise UserError(f"left_out = {settings.left_out}: must leave some token of the contexts")
+    return measured
+
+
+def chunks(rows: Tensor, at_once: int) -> Iterator[Tensor]:
+    """Row numbers [n] -> the same in parts, none for n = 0."""
+    return (part for part in rows.split(at_once) if len(part))
+
+
+def _add_sums(total: Tensor, stream: Tensor, chosen: Tensor, batch: Tensor) -> None:
+    """Add the chosen [c, L] tokens of stream [c, L, d] to the totals [batches, d] of each context's batch [c]."""
+    kept = torch.where(chosen.to(stream.device)[..., None], stream, 0.0).sum(1)
+    total.index_add_(0, batch.to(total.device), kept)
+
+
+def _means(total: Tensor, chosen: Tensor, batch: int) -> Means:
+    counts = torch.stack([part.sum() for part in chosen.split(batch)]).to(total.device)
+    return Means(total.sum(0) / counts.sum().clamp_min(1), total / counts.clamp_min(1)[:, None])
 
 
 def evaluate_core(
@@ -142,7 +189,7 @@ class _Run:
             found.median_norm,
             fidelity.summarise(drawn(self.measured.by_name), n, s.level),
             fidelity.summarise(drawn(self.normal.by_name), n, s.level),
-            trained.summarise(drawn(self.cut.sums), n, s.level) if self.cut else None,
+            trained.summarise_trained(drawn(self.cut.sums), n, s.level) if self.cut else None,
             self.firing.density(s.resamples, s.level, s.seed),
             self.firing_measured.density(s.resamples, s.level, s.seed),
             losses.summarise(drawn(shared.by_name | self.loss.by_name), n, s.level) if s.loss else None,

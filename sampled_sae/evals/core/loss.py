@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampled_sae.data.layers import LanguageModel
 from sampled_sae.evals.bootstrap import Estimate, estimate, ratio
+from sampled_sae.models.language_model import LanguageModel
 
 MOST = 2**26
 """Entries of the logits that are held in float32 at one time: 256 MiB."""

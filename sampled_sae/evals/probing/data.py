@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sampled_sae.data.foreign import package, reason
-from sampled_sae.errors import UserError
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import make_folder, write_text
+from sampled_sae.utils.third_party import package, reason, stream
 
 SPLITS = ("train", "test")
 LONGEST_FIELD = 2**31 - 1
@@ -156,3 +159,198 @@ READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
     ".jsonl": _read_jsonl,
     ".csv": _read_csv,
 }
+
+CODE_SKIPPED = 150
+"""Characters at the start of a code file that are left out: often a licence."""
+CODE_SHORTEST = CODE_SKIPPED + 3 * 128
+"""Code files that are not longer than this are left out."""
+CODE_ENDINGS = {".c": "C", ".h": "C", ".html": "HTML", ".java": "Java", ".py": "Python"} | dict.fromkeys(
+    (".php", ".php3", ".php4", ".php5", ".phps", ".phpt"), "PHP"
+)
+"""How that dataset tells the language; its files themselves do not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A dataset with a train and a test split, which are read whole."""
+
+    source: str
+    classes: tuple[str, ...]
+    text: str
+    label: str
+    group: str | None = None
+    """Column over which the texts of a class are drawn evenly."""
+
+
+BIOS, REVIEWS = "LabHC/bias_in_bios", "canrager/amazon_reviews_mcauley_1and5"
+CODE, EUROPARL = "codeparrot/github-code", "Helsinki-NLP/europarl"
+COLUMNS = {
+    f"{BIOS}_class_set1": Columns(BIOS, ("0", "1", "2", "6", "9"), "hard_text", "profession", "gender"),
+    f"{BIOS}_class_set2": Columns(BIOS, ("11", "13", "14", "18", "19"), "hard_text", "profession", "gender"),
+    f"{BIOS}_class_set3": Columns(BIOS, ("20", "21", "22", "25", "26"), "hard_text", "profession", "gender"),
+    REVIEWS: Columns(REVIEWS, ("1", "2", "3", "5", "6"), "text", "category", "rating"),
+    f"{REVIEWS}_sentiment": Columns(REVIEWS, ("1.0", "5.0"), "text", "rating"),
+    "fancyzhx/ag_news": Columns("fancyzhx/ag_news", ("0", "1", "2", "3"), "text", "label"),
+}
+CODE_CLASSES = ("C", "Python", "HTML", "Java", "PHP")
+PAIRS = {"en": "en-fr", "fr": "fr-it", "de": "de-en", "es": "es-fr", "nl": "nl-pt"}
+"""The subset that each language is taken from."""
+
+
+def load_hub(name: str, texts_a_class: int, characters: int) -> Labelled:
+    """One of SAEBench's datasets by its name there; of long texts only the first `characters` are kept.
+
+    Code and europarl have no split and are far larger than needed: their first `texts_a_class` texts of a class are
+    taken, as in SAEBench.
+    """
+    return HUB[name](name, texts_a_class, characters)
+
+
+def _load_columns(name: str, texts_a_class: int, characters: int) -> Labelled:
+    known, found = COLUMNS[name], Labelled(name)
+    for split in ("train", "test"):
+        for row in _stream(name, known.source, split=split):
+            label = _cell(row, known.label, name)
+            if label in known.classes:
+                group = None if known.group is None else _cell(row, known.group, name)
+                found.add(_cell(row, known.text, name)[:characters], label, split, group)
+    return found
+
+
+def _load_code(name: str, texts_a_class: int, characters: int) -> Labelled:
+    found, counts = Labelled(name), Counter[str]()
+    # Newer versions of `datasets` do not run the script that it comes with; its files are plain parquet.
+    for row in _stream(name, "parquet", data_files=f"hf://datasets/{name}/data/train-*.parquet", split="train"):
+        label = CODE_ENDINGS.get(PurePosixPath(_cell(row, "path", name)).suffix, "")
+        code = _cell(row, "content", name)
+        if label in CODE_CLASSES and counts[label] < texts_a_class and len(code) > CODE_SHORTEST:
+            _add_counted(found, counts, code[CODE_SKIPPED:][:characters], label)
+            if all(counts[language] >= texts_a_class for language in CODE_CLASSES):
+                break
+    return found
+
+
+def _load_europarl(name: str, texts_a_class: int, characters: int) -> Labelled:
+    found, counts = Labelled(name), Counter[str]()
+    for language, pair in PAIRS.items():
+        for row in _stream(name, name, pair, split="train"):
+            _add_counted(found, counts, _cell(row["translation"], language, name)[:characters], language)
+            if counts[language] >= texts_a_class:
+                break
+    return found
+
+
+HUB: dict[str, Callable[[str, int, int], Labelled]] = {
+    **dict.fromkeys(COLUMNS, _load_columns),
+    CODE: _load_code,
+    EUROPARL: _load_europarl,
+}
+
+
+def _add_counted(found: Labelled, counts: Counter[str], text: str, label: str) -> None:
+    """Add a text, and count it only if it was not left out."""
+    before = len(found.texts)
+    found.add(text, label)
+    counts[label] += len(found.texts) - before
+
+
+def _cell(row: Any, column: str, name: str) -> str:
+    if column not in row:
+        raise UserError(f"datasets = {name!r}: the hub's rows have no {column!r} any more; they have {', '.join(row)}")
+    return "" if row[column] is None else str(row[column])
+
+
+def _stream(name: str, *args: Any, **options: Any) -> Iterator[Any]:
+    """The rows of a dataset, as they come over the network."""
+    datasets = package("datasets", f"datasets = {name!r}")
+    # The libraries below this call raise errors of many families, none of which is a bug of ours.
+    try:
+        rows = iter(datasets.load_dataset(*args, streaming=True, **options))
+    except Exception as error:
+        raise UserError(
+            f"datasets = {name!r}: cannot be opened on the Hugging Face hub ({reason(error)}); "
+            "files with the columns text and label need no hub"
+        ) from error
+    yield from stream(rows, f"datasets = {name!r}")
+
+
+def load(sources: Sequence[str], texts_a_class: int, characters: int) -> list[Labelled]:
+    """The datasets, each with a name of its own; of long texts only the first `characters` are kept.
+
+    `texts_a_class` bounds what is read of datasets that are too large to be read whole.
+    """
+    datasets = [_load(source, texts_a_class, characters) for source in sources]
+    names = [dataset.name for dataset in datasets]
+    for dataset, source in zip(datasets, sources, strict=True):
+        # Files of the same name in two folders.
+        if names.count(dataset.name) > 1:
+            dataset.name = source
+    return datasets
+
+
+def _load(source: str, texts_a_class: int, characters: int) -> Labelled:
+    if source in HUB:
+        found = load_hub(source, texts_a_class, characters)
+    elif source.lower().endswith(tuple(READERS)):
+        found = load_file(source, characters)
+    else:
+        raise UserError(
+            f"datasets = {source!r}: must be a file ending in {', '.join(READERS)}, or one of {', '.join(HUB)}"
+        )
+    _check(found, source)
+    return found
+
+
+def _check(found: Labelled, source: str) -> None:
+    """Refuse what no probe can be made of."""
+    here = f"datasets = {source!r}"
+    if not found.texts:
+        raise UserError(f"{here}: holds no text ({found.blank} blank, {found.other_split} of other splits)")
+    if len(found.classes) < 2:
+        raise UserError(f"{here}: all labels are {found.classes[0]!r}; must have at least two classes")
+    for split in SPLITS:
+        if found.splits is not None and split not in found.splits:
+            raise UserError(f"{here}: column 'split' has no {split!r}; must have train and test, or leave it out")
+
+
+PACKAGES = ("asyncio", "email", "multiprocessing", "unittest", "xml")
+LINES = 12
+"""Lines of a piece, blank ones not counted."""
+FEWEST = 20
+"""Pieces that a package must have."""
+
+
+def write_labelled(path: Path, each: int) -> Path:
+    """Write rows with text, label and split, at most `each` of a package: every fifth file is there to test."""
+    rows = [row for package in PACKAGES for row in _labelled_rows(package, each)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    make_folder(path.parent)
+    # A file that was written anew would count as another dataset.
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
+    return path
+
+
+def _labelled_rows(package: str, each: int) -> list[dict[str, str]]:
+    folder = Path(sysconfig.get_paths()["stdlib"]) / package
+    files = sorted(path for path in folder.rglob("*.py") if not {"test", "tests"} & set(path.parts))
+    # Pieces of one file are alike: none may be on both sides.
+    parts = {"test": files[::5], "train": [path for number, path in enumerate(files) if number % 5]}
+    rows = []
+    for split, chosen in parts.items():
+        pieces = [piece for path in chosen for piece in _pieces(path)]
+        most = each // 5 if split == "test" else each - each // 5
+        step = max(1, len(pieces) // max(1, most))
+        rows += [{"text": piece, "label": package, "split": split} for piece in pieces[::step][:most]]
+    if len(rows) < min(FEWEST, each):
+        raise UserError(f"datasets: {folder} has {len(rows)} pieces of text: is this Python without its library?")
+    return rows
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError):  # a few files of the library are in other encodings on purpose
+        return
+    for start in range(0, len(lines) - LINES + 1, LINES):
+        yield "\n".join(lines[start : start + LINES])

@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sampled_sae.errors import UserError
-from sampled_sae.evals.probing.config import ProbingConfig
 from sampled_sae.evals.probing.data import Labelled
+from sampled_sae.evals.probing.schema import ProbingConfig
+from sampled_sae.utils.errors import UserError
 
 
 class Part(NamedTuple):

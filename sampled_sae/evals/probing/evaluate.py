@@ -1,10 +1,4 @@
-"""Sparse probing: how much of a label a few of an SAE's latents tell, as in SAEBench.
-
-For each class of each dataset, texts of that class are told from texts of the others by a logistic regression on the
-mean over a text's tokens of the k latents that differ most between the two. Beside it stand the same on all latents
-and on the residual stream. The model reads each text once for all SAEs, and probes on the residual stream are fitted
-once.
-"""
+"""How good a probe's answers are: accuracy, F1 and the area under the ROC curve, for many probes at once."""
 
 from __future__ import annotations
 
@@ -14,24 +8,126 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.errors import UserError
-from sampled_sae.evals.given import checked
-from sampled_sae.evals.probing.config import ProbingConfig
-from sampled_sae.evals.probing.data import Labelled
+from sampled_sae.evals.probing.data import Labelled, load
 from sampled_sae.evals.probing.draw import Draws, Part, Task, draw
 from sampled_sae.evals.probing.features import CHARACTERS_A_TOKEN, Entries, bos_token, read, tokenize
-from sampled_sae.evals.probing.load import load
-from sampled_sae.evals.probing.probe import TopProbes, contrast, exact_probe, saebench_probe, top_probes
-from sampled_sae.evals.probing.result import DatasetResult, Probes, ProbingResult, TaskResult, summarise, to_saebench
-from sampled_sae.evals.probing.scores import Scores
+from sampled_sae.evals.probing.fit import fit, fit_adam, fit_one
+from sampled_sae.evals.probing.schema import (
+    DatasetResult,
+    Probes,
+    ProbingConfig,
+    ProbingResult,
+    Scores,
+    TaskResult,
+    summarise,
+)
+from sampled_sae.evals.reading import checked
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
+from sampled_sae.utils.errors import UserError
 
-__all__ = ["ProbingConfig", "ProbingResult", "evaluate_probing", "evaluate_probing_many", "to_saebench"]
+
+def score(f: Tensor, positive: Tensor, there: Tensor) -> list[Scores]:
+    """Values f [T, n] (above 0 means yes), the truth [T, n] bool, and which texts are there [T, n] bool -> [T]."""
+    yes, no = positive & there, ~positive & there
+    said = (f > 0) & there
+    right = (said & yes).sum(1) + (~said & no).sum(1)
+    hits = (said & yes).sum(1).double()
+    accuracy = right.double() / there.sum(1)
+    f1 = 2 * hits / (said.sum(1) + yes.sum(1)).clamp_min(1)
+    return [Scores(*values) for values in torch.stack([accuracy, f1, _auc(f, yes, no)], dim=1).tolist()]
+
+
+def _auc(f: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    # What is not among the negatives is put above all values, where it counts for nobody.
+    below = torch.where(no, f, torch.inf).sort(dim=1).values
+    wins = torch.searchsorted(below, f.contiguous()) + torch.searchsorted(below, f.contiguous(), right=True)
+    return torch.where(yes, wins / 2, 0.0).sum(1) / (yes.sum(1) * no.sum(1))
+
+
+class Padded(NamedTuple):
+    """The same part of several tasks, filled up to the longest."""
+
+    rows: Tensor
+    """[T, n] long; 0 where there is nothing."""
+    positive: Tensor
+    """[T, n] bool."""
+    there: Tensor
+    """[T, n] bool."""
+
+
+class TopProbes(NamedTuple):
+    """Probes of each task on its best columns."""
+
+    columns: list[list[int]]
+    """For each task the columns by how much they differ, the most first; those that do not differ are left out."""
+    scores: dict[int, list[Scores]]
+    """For each k those of each task."""
+
+
+def contrast(tasks: Sequence[Task], texts: int) -> Tensor:
+    """[T, texts] float64: weights with which a sum over texts is a task's mean+ - mean- of its train texts."""
+    weights = torch.zeros(len(tasks), texts, dtype=torch.float64)
+    for row, task in zip(weights, tasks, strict=True):
+        sign = torch.where(task.train.positive, 1.0, -1.0).double()
+        row[task.train.rows] = sign / (len(sign) / 2)
+    return weights
+
+
+def top_probes(
+    difference: Tensor, columns: Callable[[Tensor], Tensor], tasks: Sequence[Task], k: Sequence[int]
+) -> TopProbes:
+    """Probes on the k columns with the largest |mean+ - mean-|, for each k.
+
+    difference [T, m] of each task; `columns` turns numbers of columns [u] into their values [N, u] for all texts.
+    """
+    device, size = difference.device, difference.abs()
+    train, test = (_padded([getattr(task, name) for task in tasks], device) for name in ("train", "test"))
+    # A stable order, so that ties are broken the same way everywhere.
+    best = size.sort(dim=1, descending=True, stable=True).indices[:, : max(k)]
+    used, place = best.unique(return_inverse=True)
+    values = columns(used)
+    x = values[train.rows[:, :, None], place[:, None]]
+    x_test = values[test.rows[:, :, None], place[:, None]]
+    scores: dict[int, list[Scores]] = {}
+    for number in k:
+        w, b = fit(x[..., :number], train.positive, train.there)
+        f = (x_test[..., :number] @ w[..., None]).squeeze(2) + b[:, None]
+        scores[number] = score(f, test.positive, test.there)
+    differ = size.gather(1, best) > 0
+    return TopProbes([row[kept].tolist() for row, kept in zip(best.cpu(), differ.cpu(), strict=True)], scores)
+
+
+def exact_probe(rows: Callable[[Tensor], Tensor], task: Task, device: torch.device) -> Scores:
+    """The optimal probe of a task on all columns; `rows` turns numbers of texts [n] into their values [n, u]."""
+    x = rows(torch.cat([task.train.rows, task.test.rows]).to(device))
+    n = len(task.train.rows)
+    return _score_one(fit_one(x[:n], task.train.positive.to(device), x[n:]), task.test)
+
+
+def saebench_probe(rows: Callable[[Tensor], Tensor], task: Task, device: torch.device, columns: int) -> Scores:
+    """The same by SAEBench's training; `columns` is the number of all columns, those of zeros too."""
+    x = rows(torch.cat([task.train.rows, task.test.rows]).to(device))
+    n = len(task.train.rows)
+    truth = task.train.positive.to(device), task.test.positive.to(device)
+    return _score_one(fit_adam(x[:n], truth[0], x[n:], truth[1], columns, task.seed), task.test)
+
+
+def _score_one(f: Tensor, test: Part) -> Scores:
+    positive = test.positive.to(f.device)[None]
+    return score(f[None], positive, torch.ones_like(positive))[0]
+
+
+def _padded(parts: Sequence[Part], device: torch.device) -> Padded:
+    def together(tensors: list[Tensor]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(device)
+
+    there = [torch.ones_like(part.positive) for part in parts]
+    return Padded(together([part.rows for part in parts]), together([part.positive for part in parts]), together(there))
+
 
 PROBE_WORK = 50
 """A probe on all columns counts as much as so many texts that are read, for the progress shown."""
-
 Rows = Callable[[Tensor], Tensor]
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from sampled_sae.data.contexts import HALVES, Tokenizer
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.errors import UserError
-from sampled_sae.evals.probing.config import ProbingConfig
+from sampled_sae.evals.probing.schema import ProbingConfig
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
+from sampled_sae.utils.errors import UserError
 
 TEXTS_AT_ONCE = 1024
 """Texts that are tokenized together."""

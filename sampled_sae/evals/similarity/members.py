@@ -1,24 +1,73 @@
-"""The SAEs of a comparison: what each was trained as, its decoder when asked for, and what was found out about it."""
+"""Settings of the comparison of SAEs."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sampled_sae.config import SAEConfig, sae_config_from_dict, to_dict
-from sampled_sae.errors import UserError
-from sampled_sae.evals.firing import Liveness, load_live
+from sampled_sae.config import numbers, require, to_dict, whole_numbers
+from sampled_sae.evals.results import Liveness, load_live
 from sampled_sae.evals.session import find_saes, names_of
-from sampled_sae.files import read_json
-from sampled_sae.presets import label
+from sampled_sae.method.config import SAEConfig, sae_config_from_dict
+from sampled_sae.method.presets import label
 from sampled_sae.sae import SAE
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import read_json
+
+Across = Literal["all", "reference", "none"]
+Seeds = Literal["same", "different"]
+Matched = Literal["all", "live", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarityConfig:
+    """What is compared, and how exactly."""
+
+    across: Across = "all"
+    """Pairs of different configurations: all of them, those with the reference (as in the paper), or none."""
+    seeds: Seeds = "same"
+    """Of two configurations: the same seed of both, which share their start values and so stay alike, or different
+    ones."""
+    reference: str | None = None
+    """Label of the reference configuration; by default batchtopk where there is one, else the first."""
+    threshold: float = 0.7
+    """Cosine from which on two latents count as the same feature; a latent with such a partner is not unique."""
+    matching: Matched = "all"
+    """One-to-one matching of all latents, of those that fire, or none."""
+    exact_up_to: int = 8192
+    """Latents a side up to which the matching reads all cosines at once; beyond, only each latent's best candidates."""
+    candidates: int = 32
+    """Best partners of each latent, of both SAEs, that a large matching begins with."""
+    rounds: int = 3
+    """How often a large matching may add candidates until it is as good as the exact one."""
+    tolerance: float = 1e-4
+    """Mean cosine a pair by which a large matching may stay below its upper bound."""
+    unique: int = 10
+    """Latents in each table: the most unique ones, and those explained best."""
+    at_once: int = 2**26
+    """Cosines held at one time (4 bytes each); results are the same whatever it is, up to rounding."""
+
+    def __post_init__(self) -> None:
+        sizes = ("exact_up_to", "candidates", "rounds", "unique", "at_once")
+        whole_numbers(self, *sizes)
+        numbers(self, "threshold", "tolerance")
+        for name, kind in (("across", Across), ("seeds", Seeds), ("matching", Matched)):
+            value = getattr(self, name)
+            require(value in get_args(kind), name, value, f"must be one of {', '.join(get_args(kind))}")
+        for name in sizes:
+            least = 0 if name in ("exact_up_to", "unique") else 1
+            require(getattr(self, name) >= least, name, getattr(self, name), f"must be at least {least}")
+        require(-1 <= self.threshold <= 1, "threshold", self.threshold, "must be a cosine between -1 and 1")
+        require(self.tolerance >= 0, "tolerance", self.tolerance, "must not be negative")
+
 
 EXPLANATIONS = Path("evals") / "explanations.json"
 WEIGHTS = "sae_weights.safetensors"
@@ -154,7 +203,7 @@ def _explained(folder: Path, m: int) -> dict[int, Explained]:
     path = folder / EXPLANATIONS
     if not path.exists():
         return {}
-    from sampled_sae.evals.explanations import load_explanations
+    from sampled_sae.evals.results import load_explanations
 
     texts, latents = load_explanations(folder), read_json(path)["latents"]
     outside = [latent for latent in texts if latent >= m]
@@ -171,3 +220,145 @@ def _score(entry: Any, path: Path) -> float | None:
     if not isinstance(score, int | float) or not math.isfinite(score):
         raise UserError(f"{path}: score = {score!r}: must be a number, or null")
     return float(score)
+
+
+Kind = Literal["seeds", "scores"]
+
+
+class Group(NamedTuple):
+    """One configuration, in one or more seeds."""
+
+    label: str
+    """Short, and no other group's; `l2-l5`, or `l2-l5 k=64` where it takes more to tell them apart."""
+    members: list[Member]
+    """In the order given."""
+
+
+class Pair(NamedTuple):
+    """Two SAEs to compare."""
+
+    kind: Kind
+    """Seeds of one configuration, or two configurations."""
+    a: Member
+    b: Member
+    group_a: str
+    group_b: str
+
+
+class Skipped(NamedTuple):
+    """Something that was asked for and could not be measured."""
+
+    what: str
+    """seeds, scores, live, matching or explanations."""
+    who: str
+    """The SAE, group or pair."""
+    reason: str
+    """Why."""
+
+
+class Plan(NamedTuple):
+    """What a comparison will do."""
+
+    groups: list[Group]
+    """In the order of their first members; of SAEs of the same seeds only the first."""
+    reference: str | None
+    """Label of the group that others are compared with; none for a single group."""
+    pairs: list[Pair]
+    """Where one of the two is of the reference, it is b."""
+    skipped: list[Skipped]
+
+
+def plan(members: Sequence[Member], settings: SimilarityConfig) -> Plan:
+    """Seeds within each configuration, then the configurations with each other."""
+    _check(members)
+    skipped: list[Skipped] = []
+    groups = [_distinct(one, skipped) for one in group(members)]
+    reference = _reference(groups, settings.reference)
+    pairs = [Pair("seeds", a, b, one.label, one.label) for one in groups for a, b in combinations(one.members, 2)]
+    for first, second in combinations(groups, 2):
+        if settings.across == "all" or (settings.across == "reference" and reference in (first.label, second.label)):
+            ordered = (second, first) if first.label == reference else (first, second)
+            pairs += _between(*ordered, settings.seeds, skipped)
+    if not pairs:
+        why = "; ".join(f"{item.who}: {item.reason}" for item in skipped) or f"across = {settings.across!r}"
+        raise UserError(f"no two of these {len(members)} SAEs are to be compared: {why}")
+    return Plan(groups, reference, pairs, skipped)
+
+
+def group(members: Sequence[Member]) -> list[Group]:
+    """SAEs that differ in their seeds alone, together; one that does not say how it was trained stays alone."""
+    found: dict[str, list[Member]] = {}
+    for member in members:
+        key = key_of(member.configuration) if member.configuration else f"alone: {member.name}"
+        found.setdefault(key, []).append(member)
+    return [Group(label, each) for label, each in zip(_labels(list(found.values())), found.values(), strict=True)]
+
+
+def _labels(groups: list[list[Member]]) -> list[str]:
+    """Names of the configurations; where two are the same, with the settings that differ."""
+    kinds = [members[0].kind or members[0].name for members in groups]
+    labels = []
+    for kind, members in zip(kinds, groups, strict=True):
+        same = [other[0].configuration for name, other in zip(kinds, groups, strict=True) if name == kind]
+        own = members[0].configuration
+        differing = [name for name in own if any(other.get(name) != own[name] for other in same)]
+        labels.append(" ".join([kind, *(f"{name.rsplit('.', 1)[-1]}={_short(own[name])}" for name in differing)]))
+    taken: dict[str, int] = {}
+    for number, text in enumerate(labels):
+        taken[text] = taken.get(text, 0) + 1
+        labels[number] = text if taken[text] == 1 else f"{text} ({taken[text]})"
+    return labels
+
+
+def _short(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text.rsplit("/", 1)[-1]
+
+
+def _reference(groups: list[Group], asked: str | None) -> str | None:
+    labels = [one.label for one in groups]
+    if asked is not None:
+        if asked not in labels:
+            raise UserError(f"reference = {asked!r}: must be one of {', '.join(labels)}")
+        return asked
+    if len(groups) == 1:
+        return None
+    return next((text for text in labels if text.split()[0] == "batchtopk"), labels[0])
+
+
+def _distinct(one: Group, skipped: list[Skipped]) -> Group:
+    """The group with each seed once: a copy would count its pairs twice and make their spread too small."""
+    first: dict[tuple[int | None, int | None], Member] = {}
+    for member in one.members:
+        known = first.setdefault((member.seed, member.data_seed), member)
+        if known is not member:
+            why = f"both are {one.label} with seed {member.seed}: only the first is compared"
+            skipped.append(Skipped("seeds", f"{known.name} and {member.name}", why))
+    return Group(one.label, list(first.values()))
+
+
+def _between(first: Group, second: Group, seeds: Seeds, skipped: list[Skipped]) -> list[Pair]:
+    """The same seeds of both, or different ones; where there are none of these, the others."""
+    every = [(a, b) for a in first.members for b in second.members]
+    asked = [(a, b) for a, b in every if (a.seed == b.seed) == (seeds == "same")]
+    if not asked:
+        others = "different" if seeds == "same" else "the same"
+        who = f"{first.label} and {second.label}"
+        skipped.append(Skipped("scores", who, f"seeds = {seeds!r}: there are none, so that {others} were compared"))
+    return [Pair("scores", a, b, first.label, second.label) for a, b in asked or every]
+
+
+def _check(members: Sequence[Member]) -> None:
+    if len(members) < 2:
+        named = f"only {members[0].name!r}" if members else "none"
+        raise UserError(f"folders: {named}: a comparison needs two SAEs at least")
+    names = [member.name for member in members]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"members: two are called {twice[0]!r}; must have names that tell them apart")
+    first = members[0]
+    for member in members:
+        if member.width != first.width:
+            raise UserError(
+                f"{member.name} has width {member.width} and {first.name} has width {first.width}: "
+                "only SAEs of the same activations can be compared"
+            )

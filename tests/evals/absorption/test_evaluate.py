@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sampled_sae.errors import UserError
-from sampled_sae.evals.absorption import evaluate_absorption_many, to_saebench
-from sampled_sae.evals.absorption.spelling import survey_layers
+from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many
+from sampled_sae.evals.absorption.probes import survey_layers
+from sampled_sae.evals.absorption.schema import to_saebench
 from sampled_sae.evals.absorption.words import LETTERS, make_prompts
 from sampled_sae.sae import SAE
+from sampled_sae.utils.errors import UserError
 from tests.evals.absorption.tools import (
     ABSORBED,
     GROUP,

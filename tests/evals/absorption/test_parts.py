@@ -10,18 +10,16 @@ from scipy.optimize import minimize
 from torch import nn
 
 from sampled_sae.evals.absorption.codes import Codes, encode_words
-from sampled_sae.evals.absorption.config import AbsorptionConfig
-from sampled_sae.evals.absorption.latents import find_main_latents, rank_latents, split, without_silent_words
-from sampled_sae.evals.absorption.probes import (
-    Dense,
-    Schedule,
-    Sparse,
-    f1,
-    fit_by_adam,
-    fit_exactly,
-    start_at,
+from sampled_sae.evals.absorption.probes import Dense, Schedule, Sparse, f1, fit_by_adam, fit_exactly, start_at
+from sampled_sae.evals.absorption.schema import AbsorptionConfig
+from sampled_sae.evals.absorption.score import (
+    absorption,
+    count_absorbers,
+    find_main_latents,
+    rank_latents,
+    split,
+    without_silent_words,
 )
-from sampled_sae.evals.absorption.score import absorption, count_absorbers
 from sampled_sae.sae import SAE
 
 seeds = st.integers(0, 2**32 - 1)

@@ -4,11 +4,11 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models
 
-from sampled_sae.errors import UserError
-from sampled_sae.evals.absorption import AbsorptionConfig
+from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.evals.absorption.words import LETTERS, find_words, make_prompts
-from tests.data.tiny_models import make_tokenizer
+from sampled_sae.utils.errors import UserError
 from tests.evals.absorption.tools import GROUPS, QUICK, words_tokenizer
+from tests.models.tiny_models import make_tokenizer
 
 
 def test_words_are_the_tokens_of_letters():

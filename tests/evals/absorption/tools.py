@@ -7,9 +7,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.evals.absorption import AbsorptionConfig, evaluate_absorption_many
+from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many
+from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.evals.absorption.words import LETTERS
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 
 GROUPS = "abcdefghijkl"

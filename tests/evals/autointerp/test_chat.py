@@ -8,9 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from sampled_sae.errors import UserError
-from sampled_sae.evals.autointerp.chat import Chat, ChatConfig, Question
-from sampled_sae.evals.autointerp.chat_cache import NAME
+from sampled_sae.evals.autointerp.chat import NAME, Chat, ChatConfig, Question
+from sampled_sae.utils.errors import UserError
 
 # ---- servers that behave badly -----------------------------------------------------------------------
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sampled_sae.errors import UserError
-from sampled_sae.evals.autointerp import evaluate_autointerp, evaluate_autointerp_many, to_saebench
 from sampled_sae.evals.autointerp.chat import ChatConfig
-from sampled_sae.evals.autointerp.config import AutointerpConfig, estimate_calls
-from sampled_sae.evals.autointerp.result import AutointerpResult
-from sampled_sae.evals.explanations import explanations_path, load_explanations
+from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp, evaluate_autointerp_many
+from sampled_sae.evals.autointerp.schema import AutointerpConfig, AutointerpResult, estimate_calls, to_saebench
+from sampled_sae.evals.results import explanations_path, load_explanations
 from sampled_sae.sae import SAE
+from sampled_sae.utils.errors import UserError
 from tests.evals.autointerp.test_chat import completion, serving
 from tests.evals.autointerp.tools import ALWAYS, LATENTS, NEVER, word_contexts, word_model, word_sae
 

@@ -5,9 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.errors import UserError
-from sampled_sae.evals.autointerp import examples, stream
+from sampled_sae.evals import reading as stream
+from sampled_sae.evals.autointerp import windows as examples
+from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.utils.errors import UserError
 from tests.evals.autointerp.tools import ALWAYS, LATENTS, NEVER, WORDS, word_contexts, word_model, word_sae
 from tests.evals.core.tools import LAYER, random_sae, shared, some_contexts
 

@@ -2,12 +2,10 @@ import pytest
 import torch
 
 from sampled_sae.evals.autointerp.chat import Answer, Chat, ChatConfig
-from sampled_sae.evals.autointerp.config import AutointerpConfig
-from sampled_sae.evals.autointerp.explain import ChatExplainer, read_explanation
-from sampled_sae.evals.autointerp.explain_offline import ContrastExplainer, quote
-from sampled_sae.evals.autointerp.stream import Streams, collect_firings
-from sampled_sae.evals.autointerp.text import TokenText
+from sampled_sae.evals.autointerp.explain import ChatExplainer, ContrastExplainer, TokenText, quote, read_explanation
+from sampled_sae.evals.autointerp.schema import AutointerpConfig
 from sampled_sae.evals.autointerp.trials import build_case
+from sampled_sae.evals.reading import Streams, collect_firings
 from tests.evals.autointerp.tools import LATENTS, SUBJECTS, WORDS, word_contexts, word_model, word_sae, word_tokenizer
 
 BUFFER = 5

@@ -6,13 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sampled_sae.evals.autointerp.chat import Answer, Chat, ChatConfig
-from sampled_sae.evals.autointerp.examples import Window
-from sampled_sae.evals.autointerp.judge import ChatJudge, Sheet, make_sheet, read_verdict
-from sampled_sae.evals.autointerp.judge_offline import EmbeddingJudge, quoted_share
-from sampled_sae.evals.autointerp.result import score_trial
-from sampled_sae.evals.autointerp.text import TokenText
-from sampled_sae.evals.autointerp.trials import Item, Trial
-from sampled_sae.evals.embed import Embedder, open_embedder
+from sampled_sae.evals.autointerp.explain import TokenText
+from sampled_sae.evals.autointerp.judge import ChatJudge, EmbeddingJudge, Sheet, make_sheet, quoted_share, read_verdict
+from sampled_sae.evals.autointerp.schema import Item, Trial, score_trial
+from sampled_sae.evals.autointerp.windows import Window
+from sampled_sae.models.embedder import Embedder, open_embedder
 from tests.evals.autointerp.tools import WORDS, word_tokenizer
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sampled_sae.evals.autointerp import evaluate_autointerp
 from sampled_sae.evals.autointerp.chat import Chat, ChatConfig, Question
-from sampled_sae.evals.autointerp.config import AutointerpConfig, estimate_calls
+from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp
+from sampled_sae.evals.autointerp.schema import AutointerpConfig, estimate_calls
 from tests.evals.autointerp.tools import word_contexts, word_model, word_sae
 
 STARTS_WITHIN = 120
@@ -43,7 +43,7 @@ def server(tmp_path_factory):
     """The address of the server and the name of its model."""
     if why := missing():
         pytest.skip(why)
-    from sampled_sae.data.models import load_model
+    from sampled_sae.models.load import load_model
 
     folder = tmp_path_factory.mktemp("smollm2")
     lm = load_model("smollm2", "cpu", torch.bfloat16)

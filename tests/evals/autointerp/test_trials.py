@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampled_sae.evals.autointerp.config import AutointerpConfig
+from sampled_sae.evals.autointerp.schema import AutointerpConfig
 from sampled_sae.evals.autointerp.trials import NO_APART, NO_SILENT, TOO_FEW, Case, build_case
 from tests.evals.autointerp.test_examples import made
 

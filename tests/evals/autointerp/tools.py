@@ -6,7 +6,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models
 
-from sampled_sae.data.layers import LanguageModel
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 
 SUBJECTS = {

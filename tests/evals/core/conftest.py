@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sampled_sae.data.layers import LanguageModel
+from sampled_sae.models.language_model import LanguageModel
 from tests.evals.core.tools import shared, some_contexts
 
 

@@ -3,8 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sampled_sae.errors import UserError
-from sampled_sae.evals.core.config import CoreConfig, special_tokens
+from sampled_sae.evals.core.schema import CoreConfig, special_tokens
+from sampled_sae.utils.errors import UserError
 
 
 def test_special_tokens():

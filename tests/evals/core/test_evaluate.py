@@ -5,10 +5,10 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae.evals import bootstrap
-from sampled_sae.evals.core import evaluate_core
-from sampled_sae.evals.core.config import CoreConfig
-from tests.data.tiny_models import WIDTH, WORDS
+from sampled_sae.evals.core.evaluate import evaluate_core
+from sampled_sae.evals.core.schema import CoreConfig
 from tests.evals.core.tools import LAYER, as_json, constant_sae, identity_sae, random_sae, tiny
+from tests.models.tiny_models import WIDTH, WORDS
 
 # ---- against dense formulas --------------------------------------------------------------------------
 

@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sampled_sae as ss
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.errors import UserError
-from sampled_sae.evals.core import evaluate_core, evaluate_core_many
 from sampled_sae.evals.core import fidelity as core_fidelity
 from sampled_sae.evals.core import loss as core_loss
-from sampled_sae.evals.core.config import CoreConfig
+from sampled_sae.evals.core.evaluate import evaluate_core, evaluate_core_many
+from sampled_sae.evals.core.schema import CoreConfig
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
-from tests.data.tiny_models import WORDS, make_model
+from sampled_sae.utils.errors import UserError
 from tests.evals.core.tools import LAYER, as_json, assert_near, random_sae, shared, some_contexts, tiny
+from tests.models.tiny_models import WORDS, make_model
 
 # ---- what must not matter ----------------------------------------------------------------------------
 

@@ -4,13 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sampled_sae as ss
-from sampled_sae.config import SAEConfig
-from sampled_sae.errors import UserError
-from sampled_sae.evals.core import evaluate_core
-from sampled_sae.evals.core.config import CoreConfig
-from sampled_sae.evals.core.trained import MixedBatches
-from sampled_sae.evals.reconstruction import as_trained
-from sampled_sae.pool_config import Everything, PoolConfig, Scope
+from sampled_sae.evals.core.evaluate import evaluate_core
+from sampled_sae.evals.core.fidelity import MixedBatches
+from sampled_sae.evals.core.schema import CoreConfig
+from sampled_sae.method.config import Everything, PoolConfig, SAEConfig, Scope
+from sampled_sae.training.heldout import as_trained
+from sampled_sae.utils.errors import UserError
 from tests.evals.core.tools import LAYER, random_sae
 
 

@@ -6,10 +6,10 @@ from functools import cache
 import pytest
 import torch
 
-from sampled_sae.config import SAEConfig
-from sampled_sae.data.layers import LanguageModel
+from sampled_sae.method.config import SAEConfig
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
-from tests.data.tiny_models import WIDTH, WORDS, make_model
+from tests.models.tiny_models import WIDTH, WORDS, make_model
 
 LAYER = 1
 

@@ -7,10 +7,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from sampled_sae.errors import UserError
-from sampled_sae.evals.probing import hub as probing_hub
-from sampled_sae.evals.probing.config import SAEBENCH_DATASETS, ProbingConfig
-from sampled_sae.evals.probing.load import load
+from sampled_sae.evals.probing import data as probing_hub
+from sampled_sae.evals.probing.data import load
+from sampled_sae.evals.probing.schema import SAEBENCH_DATASETS, ProbingConfig
+from sampled_sae.utils.errors import UserError
 
 ROWS = [
     {"text": "good, very\nlong", "label": "yes", "split": "train"},

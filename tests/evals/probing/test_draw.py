@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampled_sae.errors import UserError
-from sampled_sae.evals.probing.config import ProbingConfig
 from sampled_sae.evals.probing.data import Labelled
 from sampled_sae.evals.probing.draw import draw
+from sampled_sae.evals.probing.schema import ProbingConfig
+from sampled_sae.utils.errors import UserError
 
 
 def dataset(sizes, split=True, groups=None):

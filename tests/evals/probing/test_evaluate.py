@@ -7,17 +7,17 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
-from sampled_sae.data.layers import LanguageModel
-from sampled_sae.data.models import load_model
-from sampled_sae.errors import UserError
-from sampled_sae.evals.probing import evaluate_probing, evaluate_probing_many, to_saebench
-from sampled_sae.evals.probing.config import ProbingConfig
+from sampled_sae.evals.probing.data import load
 from sampled_sae.evals.probing.draw import draw
+from sampled_sae.evals.probing.evaluate import evaluate_probing, evaluate_probing_many
 from sampled_sae.evals.probing.features import encode, threshold
-from sampled_sae.evals.probing.load import load
+from sampled_sae.evals.probing.schema import ProbingConfig, to_saebench
+from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.models.load import load_model
 from sampled_sae.sae import SAE
-from tests.data.tiny_models import WIDTH, make_model, make_tokenizer, save
+from sampled_sae.utils.errors import UserError
 from tests.evals.core.tools import LAYER, random_sae
+from tests.models.tiny_models import WIDTH, make_model, make_tokenizer, save
 
 WORDS = {"cold": "snow ice frost the sky", "hot": "sun fire sand the sky", "wet": "rain sea lake the sky"}
 

@@ -6,9 +6,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 from sampled_sae.evals.probing import fit as probing_fit
-from sampled_sae.evals.probing.adam import fit_adam
-from sampled_sae.evals.probing.fit import fit, fit_kernel, fit_one, products
-from sampled_sae.evals.probing.scores import score
+from sampled_sae.evals.probing.evaluate import score
+from sampled_sae.evals.probing.fit import fit, fit_adam, fit_kernel, fit_one, products
 
 
 def problem(n, k, scale=1.0, shift=0.0, seed=0, noise=0.5):

@@ -8,14 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from sampled_sae.errors import UserError
-from sampled_sae.evals.firing import Liveness
-from sampled_sae.evals.similarity import compare_saes
-from sampled_sae.evals.similarity.config import SimilarityConfig
-from sampled_sae.evals.similarity.members import Member, member_of
+from sampled_sae.evals.results import Liveness
+from sampled_sae.evals.similarity.cosines import best_of_rows, directions, nearest, random_best
+from sampled_sae.evals.similarity.evaluate import compare_saes
+from sampled_sae.evals.similarity.members import Member, SimilarityConfig, member_of
 from sampled_sae.evals.similarity.pair import BINS, compare_pair, dictionary, histogram
-from sampled_sae.evals.similarity.random import random_best
-from sampled_sae.evals.similarity.stream import best_of_rows, directions, nearest
+from sampled_sae.utils.errors import UserError
 from tests.evals.similarity.tools import made, rows, seeded, slow_best
 
 

@@ -5,13 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sampled_sae import presets
-from sampled_sae.errors import UserError
-from sampled_sae.evals.similarity import compare_saes
-from sampled_sae.evals.similarity.config import SimilarityConfig
-from sampled_sae.evals.similarity.groups import group, plan
-from sampled_sae.evals.similarity.members import member_of
-from sampled_sae.evals.similarity.summary import spread
+from sampled_sae.evals.similarity.evaluate import compare_saes
+from sampled_sae.evals.similarity.members import SimilarityConfig, group, member_of, plan
+from sampled_sae.evals.similarity.pair import spread
+from sampled_sae.method import presets
+from sampled_sae.utils.errors import UserError
 from tests.evals.similarity.tools import made, rows, seeded
 
 
@@ -120,7 +118,7 @@ def test_two_of_one_name_are_refused():
 
 
 def test_a_reference_in_which_nothing_lives():
-    from sampled_sae.evals.firing import Liveness
+    from sampled_sae.evals.results import Liveness
 
     dead = member_of(seeded(), "b", Liveness(torch.zeros(12, dtype=torch.bool), "a test"))
     live = member_of(seeded(score="l2"), "l", Liveness(torch.ones(12, dtype=torch.bool), "a test"))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from sampled_sae.evals.similarity.config import SimilarityConfig
 from sampled_sae.evals.similarity.matching import match_rows
+from sampled_sae.evals.similarity.members import SimilarityConfig
 
 SPARSE = SimilarityConfig(exact_up_to=0, candidates=4, rounds=20, tolerance=0)
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sampled_sae.errors import UserError
-from sampled_sae.evals.firing import load_live, save_firing
+from sampled_sae.evals.results import load_live, save_firing
 from sampled_sae.evals.similarity.members import Explained, member_of, open_member, open_members, top_features
+from sampled_sae.utils.errors import UserError
 from tests.evals.similarity.tools import explain, made, rows, seeded
 
 

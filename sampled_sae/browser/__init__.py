@@ -1,0 +1,1 @@
+"""The feature browser: every latent of an SAE on a page."""

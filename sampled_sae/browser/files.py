@@ -1,0 +1,284 @@
+"""Numbers in files that a page reads from disk: typed arrays as base64, inside a script that hands them over."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sampled_sae.browser.collect import Browsed
+from sampled_sae.browser.known import Density, Meaning, Unique
+from sampled_sae.browser.windows import NONE
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.measures import shown
+
+RECEIVER = "sampledSae"
+"""The page's function that takes what a file holds: fetch() may not read files, but scripts may be loaded."""
+
+
+def column(values: Tensor) -> dict[str, str]:
+    """Numbers of any shape, flat, for the page: floats of 32 bits, whole numbers in as few bits as they need.
+
+    Whole numbers are -1, which stands for none, or more; -1 becomes the largest number of the unsigned types.
+    """
+    array = values.detach().cpu().contiguous().flatten().numpy()
+    kind = "f4" if values.is_floating_point() else _narrowest(array)
+    with np.errstate(over="ignore"):
+        content = array.astype(f"<{kind}")
+    return {"type": kind, "data": base64.b64encode(content.tobytes()).decode()}
+
+
+def _narrowest(array: np.ndarray) -> str:
+    if array.size and int(array.min()) < -1:
+        raise ValueError("whole numbers below -1 have no place in a column")
+    largest = int(array.max()) if array.size else 0
+    # The largest number of the unsigned types is kept for none.
+    return next(kind for kind, end in (("u1", 2**8 - 1), ("u2", 2**16 - 1), ("i4", 2**31)) if largest < end)
+
+
+def script(name: str, content: Any) -> str:
+    """The text of a script file that hands `content` over under a name.
+
+    All of it is ASCII, and nothing in it can end a script or begin a comment of HTML.
+    """
+    text = json.dumps([name, content], separators=(",", ":"), allow_nan=False)
+    text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return f"{RECEIVER}(...{text});\n"
+
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""How SentencePiece writes a token of one byte."""
+
+
+class Words(NamedTuple):
+    """Some tokens as text."""
+
+    text: list[str]
+    """One line in one direction each; leading spaces are kept, line ends are ↵."""
+    bytes: dict[int, list[int]]
+    """The bytes of those that hold part of a character, by their number in the list: several together may be one."""
+
+
+def words_of(tokens: Iterable[int], tokenizer: Any) -> Words:
+    """The text of token ids, in their order."""
+    if tokenizer is None:
+        raise UserError("model: it comes without a tokenizer; tokens cannot be shown as text")
+    ids = list(tokens)
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    texts, parts = [], {}
+    for number, (token, piece) in enumerate(zip(ids, pieces, strict=True)):
+        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        if REPLACEMENT in text and (content := _bytes(piece)) is not None and not _is_text(content):
+            parts[number] = list(content)
+            text = "".join(f"\\x{byte:02x}" for byte in content)
+        # Some tokenizers drop the space of a token that stands alone.
+        elif isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" "):
+            text = f" {text}"
+        texts.append(shown(text.replace("\r\n", "\n").replace("\n", "↵").replace("\t", "⇥")))
+    return Words(texts, parts)
+
+
+def _is_text(content: bytes) -> bool:
+    """Whether a replacement character was in the text itself."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _bytes(piece: str | None) -> bytes | None:
+    """The bytes that a tokenizer's own name of a token stands for, where it is of a known kind."""
+    if piece is None:
+        return None
+    if found := BYTE.fullmatch(piece):
+        return bytes([int(found[1], 16)])
+    try:
+        return bytes(LETTERS[letter] for letter in piece)
+    except KeyError:
+        return None
+
+
+def _letters() -> dict[str, int]:
+    """Byte-level tokenizers name printable bytes by their Latin-1 letter, the others by letters from 256 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+LETTERS = _letters()
+
+LATENTS_A_CHUNK = 256
+TOKENS_A_FILE = 2**18
+"""Tokens of the text in one file."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the page of an SAE is made of."""
+
+    browsed: Browsed
+    density: Density
+    about: dict[str, Any]
+    """What the page says of itself: title, facts, notes, the other SAE's name."""
+    meanings: dict[int, Meaning] = field(default_factory=dict)
+    other_meanings: dict[int, Meaning] = field(default_factory=dict)
+    unique: dict[int, Unique] = field(default_factory=dict)
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.browsed.firings.latents // LATENTS_A_CHUNK)
+
+
+def data_files(page: Page, tokenizer: Any) -> Iterator[tuple[str, str]]:
+    """The names and texts of all files, the index first. Tokens in them are numbers of the list of words."""
+    browsed = page.browsed
+    used = torch.cat([tokens.flatten() for tokens in _token_columns(browsed)]).unique()
+    used = used[used != NONE]
+    yield "index", script("index", index(page, used))
+    words = words_of(used.tolist(), tokenizer)
+    yield "words", script("words", {"text": words.text, "bytes": words.bytes})
+    yield "explanations", script("explanations", explanations(page.meanings))
+    contexts_a_file = text_file_size(browsed)
+    for number, part in enumerate(browsed.contexts.split(contexts_a_file)):
+        yield f"text-{number}", script(f"text-{number}", {"tokens": column(numbered(part, used))})
+    for number in range(page.chunks):
+        yield f"chunk-{number}", script(f"chunk-{number}", chunk(page, number, used))
+
+
+def _token_columns(browsed: Browsed) -> list[Tensor]:
+    """Everything that holds token ids."""
+    found = [browsed.contexts, browsed.tokens.token]
+    found += [browsed.output.promoted, browsed.output.suppressed] if browsed.output else []
+    return found + ([browsed.other.tokens.token] if browsed.other and browsed.other.tokens else [])
+
+
+def numbered(tokens: Tensor, used: Tensor) -> Tensor:
+    """Token ids of any shape -> their numbers among those used [n], which are sorted; NONE stays."""
+    return torch.where(tokens == NONE, NONE, torch.searchsorted(used, tokens.contiguous()))
+
+
+def text_file_size(browsed: Browsed) -> int:
+    """Contexts in one file of the text."""
+    return max(1, TOKENS_A_FILE // browsed.firings.length)
+
+
+def index(page: Page, used: Tensor) -> dict[str, Any]:
+    """What the table of all latents shows, sorts and searches, and what the page needs to know of the other files."""
+    browsed, m = page.browsed, page.browsed.firings.latents
+    columns = {
+        "density": page.density.fired.double().div(page.density.tokens).float(),
+        "fired": browsed.firings.fired,
+        "maximum": browsed.firings.maximum,
+        "near": browsed.near.nearest,
+        "tokens": numbered(browsed.tokens.token, used),
+    }
+    scored = {latent: meaning.score for latent, meaning in page.meanings.items() if meaning.score is not None}
+    if scored:
+        columns["score"] = spread(scored, m)
+    if browsed.other is not None:
+        columns["unique"] = 1 - browsed.other.near.nearest
+    if page.unique:
+        columns["listed"] = 1 - spread({latent: item.overall for latent, item in page.unique.items()}, m)
+    return {
+        "about": page.about,
+        "latents": m,
+        "tokensKept": browsed.tokens.token.shape[1],
+        "bins": browsed.histogram.shape[1],
+        "length": browsed.firings.length,
+        "contextsAFile": text_file_size(browsed),
+        "latentsAChunk": LATENTS_A_CHUNK,
+        "columns": {name: column(values) for name, values in columns.items()},
+    }
+
+
+def spread(values: dict[int, float], m: int) -> Tensor:
+    """Numbers of some latents -> [m], nan for the others."""
+    full = torch.full((m,), torch.nan)
+    full[list(values)] = torch.tensor(list(values.values()))
+    return full
+
+
+def explanations(meanings: dict[int, Meaning]) -> dict[str, Any]:
+    """The texts of those latents that have one."""
+    latents = sorted(meanings)
+    texts = [shown(meanings[latent].text) for latent in latents]
+    return {"latent": column(torch.tensor(latents, dtype=torch.int64)), "text": texts}
+
+
+def chunk(page: Page, number: int, used: Tensor) -> dict[str, Any]:
+    """What the view of a single latent shows, for latents one after the other."""
+    browsed, first = page.browsed, number * LATENTS_A_CHUNK
+    rows = slice(first, min(first + LATENTS_A_CHUNK, browsed.firings.latents))
+    columns = {
+        "histogram": browsed.histogram[rows],
+        "shares": browsed.tokens.share[rows],
+        "near": browsed.near.latent[rows],
+        "nearCosine": browsed.near.cosine[rows],
+        **_windows(browsed, rows),
+    }
+    if browsed.output is not None:
+        for name, tokens, by in (
+            ("promoted", browsed.output.promoted, browsed.output.promoted_by),
+            ("suppressed", browsed.output.suppressed, browsed.output.suppressed_by),
+        ):
+            columns |= {name: numbered(tokens[rows], used), f"{name}By": by[rows]}
+    other: dict[str, Any] = {}
+    if browsed.other is not None:
+        near = browsed.other.near.latent[rows]
+        columns |= {"other": near, "otherCosine": browsed.other.near.cosine[rows]}
+        columns |= _other_tokens(browsed, near, used)
+        other = {"otherText": _texts(sorted(set(near.flatten().tolist())), page.other_meanings)}
+    inside = range(rows.start, rows.stop)
+    scores = {latent: page.meanings[latent].scores for latent in inside if latent in page.meanings}
+    unique = {latent: _plain(page.unique[latent]) for latent in inside if latent in page.unique}
+    return {"columns": {name: column(values) for name, values in columns.items()}, "scores": scores} | (
+        other | {"unique": unique}
+    )
+
+
+def _windows(browsed: Browsed, rows: slice) -> dict[str, Tensor]:
+    """The contexts of some latents: `windows` [latents + 1] says where each latent's begin, `firings` [windows + 1]
+    where each one's firings do."""
+    windows, firings = browsed.windows, browsed.firings
+    begin = torch.searchsorted(windows.latent, torch.arange(rows.start, rows.stop + 1))
+    part = slice(int(begin[0]), int(begin[-1]))
+    first, size = windows.first[part], windows.last[part] - windows.first[part]
+    ends = torch.cat((torch.zeros(1, dtype=torch.int64), size.cumsum(0)))
+    inside = torch.repeat_interleave(first - ends[:-1], size) + torch.arange(int(ends[-1]))
+    place = firings.place[windows.centre[part]].long()
+    return {
+        "windows": begin - begin[0],
+        "band": windows.band[part],
+        "context": place // firings.length,
+        "centre": place % firings.length,
+        "firings": ends,
+        "position": firings.place[inside].long() % firings.length,
+        "value": firings.value[inside],
+    }
+
+
+def _other_tokens(browsed: Browsed, near: Tensor, used: Tensor) -> dict[str, Tensor]:
+    """What the nearest latents [l, c] of the other SAE fire on, and how often."""
+    assert browsed.other is not None
+    if browsed.other.tokens is None or browsed.other.fired is None:
+        return {}
+    there, latent = near != NONE, near.clamp_min(0)
+    tokens = torch.where(there[..., None], browsed.other.tokens.token[latent], NONE)
+    return {"otherTokens": numbered(tokens, used), "otherFired": torch.where(there, browsed.other.fired[latent], NONE)}
+
+
+def _texts(latents: Sequence[int], meanings: dict[int, Meaning]) -> dict[int, str]:
+    return {latent: shown(meanings[latent].text) for latent in latents if latent in meanings}
+
+
+def _plain(item: Unique) -> dict[str, Any]:
+    return item._asdict() | {"against": shown(item.against), "match_text": shown(item.match_text)}

@@ -1,0 +1,263 @@
+"""Settings of the absorption evaluation; the defaults are SAEBench's but for where probes start."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+from sampled_sae.config import numbers, plain, require, whole_numbers
+
+Start = Literal["zero", "random"]
+
+
+@dataclass(frozen=True, slots=True)
+class AbsorptionConfig:
+    """How words are shown to the model, how probes are fitted, and what counts as absorbed."""
+
+    max_words: int | None = None
+    """Words drawn from the tokenizer's vocabulary; none for all of them. Fewer words, weaker probes."""
+    train_share: float = 0.8
+    """Share of the words that probes are fitted on; the others test."""
+    template: str = "{word} has the first letter:"
+    """A line of the prompt, up to its answer."""
+    lines: int = 10
+    """Solved lines before the word; they are drawn anew for each word, from the words of its own share."""
+    bos: bool = True
+    """Whether prompts begin with the tokenizer's BOS, or its EOS if it has no BOS."""
+    fresh_prompts: bool = True
+    """Whether absorption is measured on new prompts of the test words, with lines drawn from all words, as SAEBench
+    does; otherwise on the prompts that tested the probes."""
+    min_f1: float = 0.6
+    """A letter is usable if the F1 of its probe on the residual stream is above this."""
+    min_letters: int = 20
+    """With fewer usable letters there is no mean: the model does not spell well enough at this layer."""
+    max_k: int = 10
+    """Most main latents a letter."""
+    f1_jump: float = 0.03
+    """A further latent becomes a main one if it raises F1 by more than this."""
+    probe_epochs: int = 50
+    """Rounds over the words for the probes on the residual stream."""
+    probe_batch: int = 64
+    """Words a step of these probes."""
+    probe_decay: float = 1e-4
+    """Weight decay of these probes."""
+    sparse_epochs: int = 50
+    """Rounds over the words for the L1 probe on latents. It stops long before it has converged: more rounds choose
+    other latents."""
+    sparse_batch: int = 4096
+    """Words a step of the L1 probe."""
+    sparse_decay: float = 1e-6
+    """Weight decay of the L1 probe."""
+    l1: float = 0.01
+    """Weight of the L1 penalty."""
+    lr: float = 0.01
+    """Adam's learning rate in the first round of both probes."""
+    end_lr: float = 1e-5
+    """What the learning rate falls to, by the same factor each round."""
+    start: Start = "zero"
+    """Where both probes start. SAEBench's start at random, which with few words or few latents outweighs what the L1
+    probe learns: main latents are then as the seed draws them."""
+    absorbers: int = 3
+    """Latents that may together absorb a letter; the fraction counts the largest ones."""
+    min_cosine: float = 0.1
+    """Smallest cosine of an absorbing latent's direction and the probe, for the fraction."""
+    min_cosine_full: float = 0.025
+    """The same for full absorption."""
+    min_share: float = 0.4
+    """Smallest share of the probe's projection that absorbing latents must make up."""
+    prompts_at_once: int = 64
+    """Prompts in one pass through the model; results are the same whatever it is, up to rounding."""
+    words_at_once: int = 512
+    """Words that an SAE encodes at once; results are the same whatever it is, up to rounding."""
+    seed: int = 42
+    """Seed of the words' order, the prompts' lines and the probes."""
+
+    def __post_init__(self) -> None:
+        rounds = ("probe_epochs", "probe_batch", "sparse_epochs", "sparse_batch")
+        sizes = ("min_letters", "max_k", "absorbers", "prompts_at_once", "words_at_once", *rounds)
+        whole_numbers(self, "max_words", "lines", "seed", *sizes)
+        weights = ("min_f1", "f1_jump", "probe_decay", "sparse_decay", "l1")
+        shares = ("min_cosine", "min_cosine_full", "min_share")
+        numbers(self, "train_share", "lr", "end_lr", *weights, *shares)
+        for name in sizes:
+            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        for name in weights:
+            require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        for name in shares:
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "must be between 0 and 1")
+        for name in ("bos", "fresh_prompts"):
+            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "must be True or False")
+        most = self.max_words
+        require(most is None or most >= 2, "max_words", most, "must be at least 2, or none for all words")
+        require(0 < self.train_share < 1, "train_share", self.train_share, "must be a share between 0 and 1")
+        require(self.lines >= 0, "lines", self.lines, "must not be negative")
+        right = "must hold {word} once and some text after it"
+        require(isinstance(self.template, str), "template", self.template, right)
+        before, word, after = self.template.partition("{word}")
+        plain = not any(brace in before + after for brace in "{}")
+        require(bool(word) and bool(after.strip()) and plain, "template", self.template, right)
+        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit into 64 bits")
+        require(self.start in get_args(Start), "start", self.start, f"must be one of {', '.join(get_args(Start))}")
+        require(self.min_letters <= 26, "min_letters", self.min_letters, "must be at most 26")
+        require(0 < self.end_lr <= self.lr, "end_lr", self.end_lr, f"must be above 0 and at most lr = {self.lr}")
+
+
+class Absorber(NamedTuple):
+    """A latent that takes a letter's place at some words."""
+
+    latent: int
+    words: int
+    """Words in whose fraction it counts."""
+    full: int
+    """Words that it absorbs alone."""
+
+
+class LetterResult(NamedTuple):
+    """One letter; what could not be measured is none."""
+
+    letter: str
+    why_not: str | None
+    """Why the letter does not count; none for a usable one."""
+    train_words: int
+    """Words with this letter that probes were fitted on."""
+    test_words: int
+    """Words with this letter that tested them."""
+    f1: float | None
+    """Of the probe on the residual stream: whether the model knows the letter here."""
+    sparse_f1: list[float]
+    """Of probes on the first 1, 2, ... of `ranked`."""
+    ranked: list[int]
+    """Latents that the L1 probe points to, best first."""
+    main: list[int]
+    """The first ones of these, the letter's main latents. More than one: the letter is split."""
+    words: int
+    """Test words that the probe gets right: absorption is measured on these."""
+    fraction: float | None
+    """Mean absorption fraction over these words."""
+    full: float | None
+    """Share of these words that are fully absorbed."""
+    full_words: int
+    """Number of these words that are fully absorbed."""
+    absorbers: list[Absorber]
+    """The latents that absorb at most words."""
+    absorbing: int
+    """How many latents absorb at some word."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether the letter counts in the means."""
+        return self.why_not is None
+
+
+class Spread(NamedTuple):
+    """Over the usable letters."""
+
+    mean: float
+    std: float | None
+    """Standard deviation between letters; none for a single one."""
+
+
+class AbsorptionResult(NamedTuple):
+    """One SAE on one layer of one model."""
+
+    model: str
+    dtype: str
+    """The model's precision."""
+    layer: int
+    """The residual stream after this block, counted from 0."""
+    words: int
+    """Words of the task, to train and to test."""
+    left_out: int
+    """Words of the vocabulary that are not one token in the prompt, and so are not used."""
+    tail: int
+    """Tokens of the template after the word."""
+    usable_letters: int
+    """Letters that the model knows here."""
+    not_evaluable: str | None
+    """Why there are no means; none where there are."""
+    fraction: Spread | None
+    """Absorption fraction: mean over words, then over usable letters."""
+    full: Spread | None
+    """Share of fully absorbed words."""
+    splits: Spread | None
+    """Main latents a letter; 1 where no letter is split."""
+    main_f1: Spread | None
+    """F1 of the probes on the main latents. Where it is low, the SAE has no latents for letters that others could
+    absorb, and the numbers above say little."""
+    letters: list[LetterResult]
+    """All 26."""
+    settings: AbsorptionConfig
+    """How it was measured."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and standard deviation of a number a letter."""
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def to_saebench(result: AbsorptionResult, settings: AbsorptionConfig | None = None) -> dict[str, Any]:
+    """The layout of SAEBench's `absorption_first_letter`; without means where there are none, and then with the reason.
+
+    What names the run and the SAE (eval_id, datetime_epoch_millis, sae_lens_id and so on) is left to the caller.
+    """
+    settings = settings or result.settings
+    means: dict[str, float | None] = {}
+    for name, item in (
+        ("absorption_fraction_score", result.fraction),
+        ("full_absorption_score", result.full),
+        ("num_split_features", result.splits),
+    ):
+        means[f"mean_{name}"] = item and item.mean
+        means[f"std_dev_{name}"] = item and item.std
+    return {
+        "eval_type_id": "absorption_first_letter",
+        "eval_config": _saebench_config(result, settings),
+        "eval_id": None,
+        "datetime_epoch_millis": None,
+        "eval_result_metrics": {"mean": means},
+        "eval_result_details": [_saebench_detail(letter) for letter in result.letters if letter.usable],
+        "sae_bench_commit_hash": None,
+        "sae_lens_id": None,
+        "sae_lens_release_id": None,
+        "sae_lens_version": None,
+        "sae_cfg_dict": None,
+        "eval_result_unstructured": result.not_evaluable and {"not_evaluable": result.not_evaluable},
+    }
+
+
+def _saebench_config(result: AbsorptionResult, settings: AbsorptionConfig) -> dict[str, Any]:
+    return {
+        "model_name": result.model,
+        "random_seed": settings.seed,
+        "f1_jump_threshold": settings.f1_jump,
+        "max_k_value": settings.max_k,
+        "prompt_template": settings.template,
+        "prompt_token_pos": -1 - result.tail,
+        "llm_batch_size": settings.prompts_at_once,
+        "llm_dtype": result.dtype,
+        "k_sparse_probe_l1_decay": settings.l1,
+        "k_sparse_probe_batch_size": settings.sparse_batch,
+        "k_sparse_probe_num_epochs": settings.sparse_epochs,
+        "min_GT_probe_f1": settings.min_f1,
+        "min_feats_for_eval": settings.min_letters,
+        "eval_k_sparse_probe_batch_size": settings.words_at_once,
+        "precalc_k_sparse_probe_sae_acts": True,
+    }
+
+
+def _saebench_detail(letter: LetterResult) -> dict[str, Any]:
+    return {
+        "first_letter": letter.letter,
+        "mean_absorption_fraction": letter.fraction,
+        "full_absorption_rate": letter.full,
+        "num_full_absorption": letter.full_words,
+        "num_probe_true_positives": letter.words,
+        "num_split_features": len(letter.main),
+    }

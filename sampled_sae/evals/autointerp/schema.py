@@ -1,0 +1,395 @@
+"""Settings of automated interpretability."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+
+from sampled_sae.config import numbers, plain, require, whole_numbers
+from sampled_sae.evals.autointerp.chat import ChatConfig
+from sampled_sae.evals.autointerp.windows import Window
+from sampled_sae.evals.bootstrap import NOTHING, Estimate, estimate, totals
+from sampled_sae.evals.results import save_explanations
+from sampled_sae.utils.errors import UserError
+
+Kind = Literal["detection", "balanced", "fuzzing"]
+
+
+class Item(NamedTuple):
+    """One window of a trial."""
+
+    window: Window
+    """The text, with the latent's activations."""
+    marks: list[bool] | None
+    """Marked tokens; none where the judge sees no marks."""
+    right: bool
+    """Whether the judge should name it: it counts as firing, or its marks are where the latent fires."""
+
+
+class Trial(NamedTuple):
+    """Windows in random order, some of which the judge should name."""
+
+    kind: Kind
+    """Detection as in SAEBench, the balanced one with checked negatives, or fuzzing."""
+    items: list[Item]
+    """The windows."""
+    expected: int
+    """How many are right by the protocol, whatever the latent does."""
+
+
+Means = Literal["chat", "offline"]
+
+
+@dataclass(frozen=True, slots=True)
+class AutointerpConfig:
+    """Which latents are explained and judged, by whom, and on how many windows of text.
+
+    A window is a token with `buffer` tokens on each side, whole inside its context. The defaults of windows and counts
+    are SAEBench's; it reads 2,000,000 tokens in contexts of 128.
+    """
+
+    explainer: Means = "offline"
+    """Who writes the explanations: a chat model, or the statistics of tokens and contexts."""
+    judge: Means = "offline"
+    """Who says which windows fire: a chat model, or sentence embeddings."""
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    """The endpoint, where either of them is a chat model."""
+    embedder: str | None = None
+    """Sentence embeddings of the offline judge: a hub name, a folder, or minilm; none is all-mpnet-base-v2."""
+    max_latents: int = 1000
+    """Latents that are explained, drawn from those alive; each costs the chat model's calls."""
+    latents: tuple[int, ...] = ()
+    """These latents instead of a draw."""
+    dead_below: int = 15
+    """A latent is alive if it fires at more tokens than this."""
+    skip_first: int = 0
+    """Positions at the start of each context at which firing does not count."""
+    left_out: tuple[int, ...] = ()
+    """Ids of tokens at which firing does not count; `special_tokens` gives those that SAEBench leaves out."""
+    norm_factor: float = 10.0
+    """Firing does not count at tokens whose norm is above so many times the median: such tokens drown all others, and
+    there are few. Infinity counts them, as SAEBench does."""
+    buffer: int = 10
+    """Tokens on each side of a window's centre."""
+    mark_above: float = 0.01
+    """A token counts as firing in a window if its activation is above this share of the latent's largest."""
+    shown_top: int = 10
+    """Windows of the largest activations that the explainer sees."""
+    shown_weighted: int = 5
+    """Windows that it sees besides, drawn with chances as the square of the activation."""
+    scored_top: int = 2
+    """Detection: windows of the largest activations."""
+    scored_weighted: int = 2
+    """Detection: windows drawn by the square of the activation."""
+    scored_random: int = 10
+    """Detection: random windows, which count as silent without a look, as in SAEBench."""
+    balanced_each: int = 5
+    """Balanced detection: windows that fire, and as many that were checked to be silent; 0 leaves it out."""
+    fuzzing_each: int = 5
+    """Fuzzing: windows with the firing tokens marked, and as many with others marked; 0 leaves it out."""
+    control: bool | None = None
+    """Whether to judge each latent by another's explanation too, to know what the scores are without any meaning; none
+    does it for the offline judge alone, because it doubles a chat model's calls."""
+    contexts_at_once: int = 16
+    """Contexts in one pass through the model; results are the same whatever it is."""
+    tokens_at_once: int = 2048
+    """Tokens that an SAE encodes at once; results are the same whatever it is."""
+    keep_gib: float = 4.0
+    """Memory for activations between the two readings of the text; if they need more, the model reads it twice."""
+    resamples: int = 1000
+    """Resamples of the bootstrap over latents; 0 for no intervals."""
+    level: float = 0.95
+    """Share of the resamples inside an interval."""
+    seed: int = 0
+    """Seed of the draws of latents and windows, and of the bootstrap."""
+
+    def __post_init__(self) -> None:
+        positive = ("max_latents", "buffer", "shown_top", "scored_top", "contexts_at_once", "tokens_at_once")
+        others = ("dead_below", "skip_first", "shown_weighted", "scored_weighted", "scored_random", "resamples")
+        halves = ("balanced_each", "fuzzing_each")
+        whole_numbers(self, *positive, *others, *halves, "seed")
+        numbers(self, "mark_above", "keep_gib", "level", "norm_factor")
+        for name in positive:
+            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        for name in others:
+            require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        for name in halves:
+            value = getattr(self, name)
+            require(value == 0 or value >= LEAST, name, value, f"must be at least {LEAST}, or 0 for none")
+        for name in ("explainer", "judge"):
+            require(getattr(self, name) in get_args(Means), name, getattr(self, name), "must be chat or offline")
+        require(0 <= self.mark_above < 1, "mark_above", self.mark_above, "must be a share, at least 0 and below 1")
+        require(self.norm_factor >= 1, "norm_factor", self.norm_factor, "must be at least 1 (inf for no high norms)")
+        require(self.keep_gib >= 0, "keep_gib", self.keep_gib, "must not be negative")
+        require(0 < self.level < 1, "level", self.level, "must be a share between 0 and 1")
+        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit into 64 bits")
+        require(
+            self.control is None or isinstance(self.control, bool), "control", self.control, "must be True or False"
+        )
+        for name in ("latents", "left_out"):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, tuple(operator.index(number) for number in value))
+            except TypeError:
+                raise UserError(f"{name} = {value!r}: must be whole numbers") from None
+        require(len(set(self.latents)) == len(self.latents), "latents", self.latents, "names a latent twice")
+
+    @property
+    def top(self) -> int:
+        """Windows of the largest activations in all."""
+        return self.shown_top + self.scored_top
+
+    @property
+    def weighted(self) -> int:
+        """Windows drawn by the square of the activation in all, without those of the other scores."""
+        return self.shown_weighted + self.scored_weighted
+
+    @property
+    def controlled(self) -> bool:
+        """Whether explanations of other latents are judged too."""
+        return self.judge == "offline" if self.control is None else self.control
+
+    @property
+    def uses_chat(self) -> bool:
+        """Whether an endpoint is needed."""
+        return "chat" in (self.explainer, self.judge)
+
+
+LEAST = 2
+"""Windows on each side of a balanced score at least: with fewer it says nothing."""
+
+
+class CallEstimate(NamedTuple):
+    """What a run asks of the endpoint at most; answers on disk cost nothing."""
+
+    calls: int
+    """Questions."""
+    prompt_tokens: int
+    """Tokens of the questions, roughly."""
+    answer_tokens: int
+    """Most tokens of the answers."""
+
+
+def estimate_calls(settings: AutointerpConfig, saes: int, ready: int = 0) -> CallEstimate:
+    """Calls and tokens for so many SAEs, before anything is read; `ready`: latents that have an explanation already."""
+    latents = saes * (len(settings.latents) or settings.max_latents)
+    window = 2 * settings.buffer + 1
+    calls = prompt = answer = 0
+    if settings.explainer == "chat":
+        # A mark is some four tokens, a number two; about one token in five is marked.
+        shown = settings.shown_top + settings.shown_weighted
+        asked = max(0, latents - ready)
+        calls += asked
+        prompt += asked * math.ceil(INSTRUCTIONS + shown * (1.8 * window + 2))
+        answer += asked * EXPLANATION_TOKENS
+    if settings.judge == "chat":
+        detection = settings.scored_top + settings.scored_weighted + settings.scored_random
+        for windows, size in (
+            (detection, 1.0),
+            (2 * settings.balanced_each, 1.0),
+            (2 * settings.fuzzing_each, 1.8),
+        ):
+            asked = latents * (2 if settings.controlled else 1) * (windows > 0)
+            calls += asked
+            prompt += asked * math.ceil(INSTRUCTIONS + windows * (size * window + 2))
+            answer += asked * verdict_tokens(windows)
+    return CallEstimate(calls, prompt, answer)
+
+
+INSTRUCTIONS = 180
+"""Tokens of a question without its windows."""
+EXPLANATION_TOKENS = 30
+"""Tokens of an explanation at most, as in SAEBench."""
+
+
+def verdict_tokens(windows: int) -> int:
+    """Tokens of a judge's answer at most: a number and a comma for each window, and some to spare."""
+    return 2 * windows + 5
+
+
+KINDS: tuple[Kind, ...] = ("detection", "balanced", "fuzzing")
+
+
+class LatentScores(NamedTuple):
+    """What a judge's answers on one latent come to; none where there is no answer."""
+
+    detection: float | None
+    """Share of SAEBench's windows judged rightly; naming none gives 10/14."""
+    balanced: float | None
+    """Balanced accuracy with as many firing as checked silent windows; without knowledge 1/2."""
+    fuzzing: float | None
+    """Balanced accuracy in telling right marks from wrong ones; without knowledge 1/2."""
+
+
+class LatentResult(NamedTuple):
+    """One latent."""
+
+    latent: int
+    """Its number."""
+    fired: int
+    """Counted tokens at which it fires."""
+    explanation: str | None
+    """What it is said to fire on; none if it could not be explained."""
+    scores: LatentScores
+    """How well that tells where it fires."""
+    control: LatentScores
+    """The same for the explanation of another latent."""
+    random_that_fire: int
+    """SAEBench's random windows in which it fires in fact, and which count as silent there."""
+    reasons: tuple[str, ...]
+    """Why some of it is missing."""
+
+
+class Score(NamedTuple):
+    """A score over latents."""
+
+    mean: Estimate
+    """With a bootstrap interval over latents."""
+    deviation: float | None
+    """Standard deviation over latents; none for fewer than two."""
+    latents: int
+    """Latents that have it."""
+
+
+class Calls(NamedTuple):
+    """What was asked of a chat endpoint."""
+
+    asked: int
+    """Questions."""
+    from_disk: int
+    """Of these, answered before."""
+    failed: int
+    """Of these, without any answer."""
+    prompt_tokens: int
+    """Tokens of the questions that were sent, as the endpoint counts them."""
+    answer_tokens: int
+    """Tokens of the answers."""
+
+
+class AutointerpResult(NamedTuple):
+    """One SAE on one layer of one model."""
+
+    layer: int
+    """The residual stream after this block, counted from 0."""
+    tokens: int
+    """Tokens of text at which firing counts."""
+    high_norm: int
+    """Tokens at which it does not, because their norm is too high."""
+    alive: int | None
+    """Latents that fire often enough; none if latents were named."""
+    explainer: str
+    """Who wrote the explanations."""
+    judge: str
+    """Who judged."""
+    detection: Score
+    """SAEBench's score."""
+    balanced: Score
+    """With checked negatives."""
+    fuzzing: Score
+    """By marks."""
+    control: dict[str, Score]
+    """The three scores with explanations of other latents; empty if it was not wanted."""
+    chosen: int
+    """Latents that were to be explained."""
+    skipped: dict[str, int]
+    """Why latents, or single scores of them, are missing, and how many."""
+    calls: Calls | None
+    """Calls of this SAE; none without a chat model."""
+    latents: list[LatentResult]
+    """Each latent, by number."""
+    settings: AutointerpConfig
+    """How it was measured."""
+
+    def best(self, n: int = 10) -> list[LatentResult]:
+        """The latents of the highest scores: by detection, then balanced, then fuzzing."""
+        scored = [latent for latent in self.latents if latent.scores.detection is not None]
+        return sorted(scored, key=lambda latent: ([-(score or 0.0) for score in latent.scores], latent.latent))[:n]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+    def save_explanations(self, folder: Path) -> Path:
+        """Write evals/explanations.json in the SAE's folder; `score` is detection's."""
+        entries = {
+            latent.latent: {
+                "explanation": latent.explanation,
+                "explainer": self.explainer,
+                "score": latent.scores.detection,
+                "scores": latent.scores._asdict(),
+                "fired": latent.fired,
+            }
+            for latent in self.latents
+            if latent.explanation is not None
+        }
+        return save_explanations(folder, entries, explainer=self.explainer, judge=self.judge, layer=self.layer)
+
+
+def score_trial(trial: Trial, named: Sequence[bool]) -> float:
+    """Share of windows judged rightly in detection, balanced accuracy in the other kinds."""
+    right = [item.right for item in trial.items]
+    hits = [name == truth for name, truth in zip(named, right, strict=True)]
+    if trial.kind == "detection":
+        return sum(hits) / len(hits)
+    positive = [hit for hit, truth in zip(hits, right, strict=True) if truth]
+    negative = [hit for hit, truth in zip(hits, right, strict=True) if not truth]
+    return (sum(positive) / len(positive) + sum(negative) / len(negative)) / 2
+
+
+def summarise(values: Sequence[float | None], settings: AutointerpConfig) -> Score:
+    """The scores of all latents -> their mean, with an interval."""
+    there = torch.tensor([value for value in values if value is not None], dtype=torch.float64)
+    n = len(there)
+    if n == 0:
+        return Score(NOTHING, None, 0)
+    drawn = totals({"sum": there, "n": torch.ones(n)}, settings.resamples, settings.seed)
+    mean = estimate(drawn["sum"] / drawn["n"], n, settings.level)
+    return Score(mean, float(there.std()) if n > 1 else None, n)
+
+
+def to_saebench(result: AutointerpResult, settings: AutointerpConfig) -> dict[str, Any]:
+    """SAEBench's layout; its score is detection's, and means the same only where a chat model explains and judges."""
+    score = result.detection
+    details = {
+        str(latent.latent): {
+            "latent": latent.latent,
+            "explanation": latent.explanation,
+            "score": latent.scores.detection,
+            "balanced": latent.scores.balanced,
+            "fuzzing": latent.scores.fuzzing,
+        }
+        for latent in result.latents
+    }
+    return {
+        "eval_type_id": "autointerp",
+        "eval_config": {
+            "n_latents": None if settings.latents else settings.max_latents,
+            "override_latents": list(settings.latents) or None,
+            "dead_latent_threshold": settings.dead_below,
+            "random_seed": settings.seed,
+            "buffer": settings.buffer,
+            "no_overlap": True,
+            "act_threshold_frac": settings.mark_above,
+            "total_tokens": result.tokens,
+            "scoring": True,
+            "n_top_ex_for_generation": settings.shown_top,
+            "n_iw_sampled_ex_for_generation": settings.shown_weighted,
+            "n_top_ex_for_scoring": settings.scored_top,
+            "n_random_ex_for_scoring": settings.scored_random,
+            "n_iw_sampled_ex_for_scoring": settings.scored_weighted,
+        },
+        "eval_id": None,
+        "datetime_epoch_millis": None,
+        "eval_result_metrics": {
+            "autointerp": {"autointerp_score": score.mean.value, "autointerp_std_dev": score.deviation}
+        },
+        "eval_result_details": [],
+        "eval_result_unstructured": {"explainer": result.explainer, "judge": result.judge, "latents": details},
+    }

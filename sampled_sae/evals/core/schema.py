@@ -1,0 +1,188 @@
+"""Settings of the core evaluation."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+from torch import Tensor
+
+from sampled_sae.config import numbers, plain, require, whole_numbers
+from sampled_sae.evals.bootstrap import Estimate
+from sampled_sae.evals.core.fidelity import Density, Fidelity, Trained
+from sampled_sae.evals.core.loss import Loss
+from sampled_sae.utils.errors import UserError
+
+PutIn = Literal["saebench", "measured", "normal", "everywhere"]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreConfig:
+    """What is measured where, and how much at once.
+
+    The first `skip_first` positions of each context and the tokens named in `left_out` are left out: no measure counts
+    them, neither reconstruction nor firing nor the loss of what is predicted at them. All other positions are the
+    measured ones. What the model gets to see at left-out positions is up to `put_in`:
+
+    - saebench (the default): they keep the residual stream when the reconstruction is put in, while the ablations
+      replace every position. This is what SAEBench does with special tokens left out;
+    - measured: they keep the residual stream in the ablations too, so that like is compared with like;
+    - normal: so do the high-norm tokens, for SAEs that were trained without them;
+    - everywhere: every position is replaced, left out or not.
+
+    With nothing left out, saebench, measured and everywhere are the same.
+    """
+
+    skip_first: int = 0
+    """Positions at the start of each context that are left out."""
+    left_out: tuple[int, ...] = ()
+    """Ids of tokens that are left out; `special_tokens` gives those that SAEBench leaves out."""
+    norm_factor: float = 10.0
+    """Tokens whose norm is above so many times the median of the measured ones are high-norm tokens."""
+    norm_limit: float | None = None
+    """The same as a norm, such as the one that training left tokens out by; it counts instead of `norm_factor`."""
+    put_in: PutIn = "saebench"
+    """Positions at which the reconstruction and the ablations replace the residual stream."""
+    loss: bool = True
+    """Whether to measure cross-entropy and KL divergence, which take a pass through the whole model for each SAE."""
+    trained_on_high_norm: bool = False
+    """Whether training's own cut sees the high-norm tokens; they may take a large part of its budget."""
+    cut_batch: int = 4096
+    """Tokens that share one pool and one cut when training's own cut is measured."""
+    legacy_batch: int = 16
+    """Contexts whose mean the legacy explained variance subtracts; its value depends on it."""
+    contexts_at_once: int = 4
+    """Contexts in one pass through the model; results are the same whatever it is."""
+    tokens_at_once: int = 2048
+    """Tokens that an SAE encodes at once; results are the same whatever it is."""
+    resamples: int = 1000
+    """Resamples of the bootstrap; 0 for no intervals."""
+    level: float = 0.95
+    """Share of the resamples inside an interval."""
+    seed: int = 0
+    """Seed of the bootstrap, and of mixing and sampled pools in training's own cut."""
+
+    def __post_init__(self) -> None:
+        sizes = ("cut_batch", "legacy_batch", "contexts_at_once", "tokens_at_once")
+        whole_numbers(self, "skip_first", "resamples", "seed", *sizes)
+        numbers(self, "norm_factor", "level")
+        for name in sizes:
+            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        for name in ("skip_first", "resamples"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        for name in ("loss", "trained_on_high_norm"):
+            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "must be True or False")
+        require(self.norm_factor >= 1, "norm_factor", self.norm_factor, "must be at least 1 (inf for no high norms)")
+        limit = self.norm_limit
+        require(limit is None or limit > 0, "norm_limit", limit, "must be positive, or none")
+        require(self.put_in in get_args(PutIn), "put_in", self.put_in, f"must be one of {', '.join(get_args(PutIn))}")
+        require(0 < self.level < 1, "level", self.level, "must be a share between 0 and 1")
+        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit into 64 bits")
+        try:
+            object.__setattr__(self, "left_out", tuple(operator.index(token) for token in self.left_out))
+        except TypeError:
+            raise UserError(f"left_out = {self.left_out!r}: must be token ids, whole numbers") from None
+
+
+def special_tokens(tokenizer: Any) -> tuple[int, ...]:
+    """The ids of a tokenizer's BOS, EOS and PAD, those of them that it has: what SAEBench leaves out."""
+    ids = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
+    return tuple(sorted({token for token in ids if token is not None}))
+
+
+class CoreResult(NamedTuple):
+    """One SAE on one layer of one model; every `Estimate` has a bootstrap interval over contexts."""
+
+    layer: int
+    """The residual stream after this block, counted from 0."""
+    contexts: int
+    """Contexts that were read."""
+    median_norm: float
+    """Median norm of the measured tokens."""
+    measured: Fidelity
+    """Over all measured tokens."""
+    normal: Fidelity
+    """Over those without a high norm."""
+    trained: Trained | None
+    """By training's own cut; none for an SAE without a training configuration."""
+    density: Density
+    """How often its latents fire, on the tokens without a high norm: at one of those half of all latents may fire."""
+    density_measured: Density
+    """The same over all measured tokens."""
+    loss: Loss | None
+    """What the model loses; none if it was not to be measured."""
+    settings: CoreConfig
+    """How it was measured."""
+    fired: Tensor | None = None
+    """[m]: on how many of the tokens without a high norm each latent fires; not part of `to_dict`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        return {name: plain(item) for name, item in self._asdict().items() if name != "fired"}
+
+
+def to_saebench(result: CoreResult, settings: CoreConfig) -> dict[str, Any]:
+    """The result as SAEBench's own tools read it: what it measures over all tokens, not without those of high norm.
+
+    Its `explained_variance`, which subtracts another mean, and what is not measured here are None; so are the losses
+    unless reconstruction and ablations were put in where SAEBench puts them.
+    """
+    all_, density = result.measured, result.density_measured
+    loss = result.loss if settings.put_in == "saebench" else None
+
+    def value(estimate: Estimate | None) -> float | None:
+        return None if estimate is None else estimate.value
+
+    return {
+        "eval_type_id": "core",
+        "eval_config": {
+            "batch_size_prompts": settings.contexts_at_once,
+            "compute_kl": loss is not None,
+            "compute_ce_loss": loss is not None,
+            "exclude_special_tokens_from_reconstruction": bool(settings.left_out),
+            "put_in": settings.put_in,
+        },
+        "eval_id": None,
+        "datetime_epoch_millis": None,
+        "eval_result_metrics": {
+            "model_behavior_preservation": {
+                "kl_div_score": value(loss and loss.kl_recovered),
+                "kl_div_with_ablation": value(loss and loss.kl_zero),
+                "kl_div_with_sae": value(loss and loss.kl_sae),
+            },
+            "model_performance_preservation": {
+                "ce_loss_score": value(loss and loss.ce_recovered),
+                "ce_loss_with_ablation": value(loss and loss.ce_zero),
+                "ce_loss_with_sae": value(loss and loss.ce_sae),
+                "ce_loss_without_sae": value(loss and loss.ce_model),
+            },
+            "reconstruction_quality": {
+                "explained_variance": None,
+                "explained_variance_legacy": value(all_.explained_variance_legacy),
+                "mse": None,
+                "cossim": value(all_.cosine),
+            },
+            "shrinkage": {
+                "l2_norm_in": None,
+                "l2_norm_out": None,
+                "l2_ratio": value(all_.relative_norm),
+                "relative_reconstruction_bias": None,
+            },
+            "sparsity": {"l0": value(all_.l0), "l1": None},
+            "token_stats": {
+                "total_tokens_eval_reconstruction": all_.tokens,
+                "total_tokens_eval_sparsity_variance": all_.tokens,
+            },
+            "misc_metrics": {
+                "freq_over_1_percent": value(density.over_1_percent),
+                "freq_over_10_percent": value(density.over_10_percent),
+                "frac_alive": density.alive,
+            },
+        },
+        "eval_result_details": [],
+        "eval_result_unstructured": {
+            "fvu": value(all_.fvu),
+            "fvu_without_high_norm_tokens": value(result.normal.fvu),
+        },
+    }

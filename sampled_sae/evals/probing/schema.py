@@ -1,0 +1,299 @@
+"""Settings of sparse probing."""
+
+from __future__ import annotations
+
+import operator
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+from sampled_sae.config import plain, require, whole_numbers
+from sampled_sae.utils.errors import UserError
+
+DenseProbe = Literal["exact", "saebench"]
+SAEBENCH_DATASETS = (
+    "LabHC/bias_in_bios_class_set1",
+    "LabHC/bias_in_bios_class_set2",
+    "LabHC/bias_in_bios_class_set3",
+    "canrager/amazon_reviews_mcauley_1and5",
+    "canrager/amazon_reviews_mcauley_1and5_sentiment",
+    "codeparrot/github-code",
+    "fancyzhx/ag_news",
+    "Helsinki-NLP/europarl",
+)
+"""The eight of SAEBench, under its names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbingConfig:
+    """Which texts are probed, with how many latents, and how much is done at once."""
+
+    datasets: tuple[str, ...] = SAEBENCH_DATASETS
+    """Datasets of SAEBench by name (from the hub), or files ending in .parquet, .jsonl or .csv with the columns text
+    and label and, if there is one, split (train or test)."""
+    k: tuple[int, ...] = (1, 2, 5, 10)
+    """Numbers of latents that a probe may use; each is a probe of its own."""
+    seeds: tuple[int, ...] = (0,)
+    """Each seed draws the texts anew; the spread is over them."""
+    train_texts: int = 4000
+    """Texts that a probe is fitted to, half of them of its class; where a class has fewer, what there is."""
+    test_texts: int = 1000
+    """Texts that it is tested on, likewise."""
+    fewest_texts: int = 20
+    """A class with fewer texts to fit to, or fewer than a quarter of it to test on, is skipped."""
+    tokens: int = 128
+    """Tokens of a text that are read, BOS included; the rest of it is cut off."""
+    bos: bool = True
+    """Whether each text begins with the tokenizer's BOS (or else its EOS), which no mean counts; so does SAEBench."""
+    all_latents: bool = True
+    """Whether to fit a probe on all latents too, which takes longer than all the others."""
+    dense_probe: DenseProbe = "exact"
+    """Probe on all latents and on the whole residual stream. exact: the optimum of the same objective as for k latents.
+    saebench: AdamW, of whose epochs the best one on the test texts counts, as in SAEBench; its numbers are too
+    high."""
+    contexts_at_once: int = 64
+    """Texts in one pass through the model; results are the same whatever it is."""
+    tokens_at_once: int = 2048
+    """Tokens that an SAE encodes at once; results are the same whatever it is."""
+    tf32: bool = True
+    """Encode in TF32 on a GPU, which keeps more digits than the bfloat16 of the activations there and is several times
+    faster; elsewhere it changes nothing."""
+
+    def __post_init__(self) -> None:
+        sizes = ("train_texts", "test_texts", "fewest_texts", "tokens", "contexts_at_once", "tokens_at_once")
+        whole_numbers(self, *sizes)
+        for name, least in (*((name, 1) for name in sizes), ("train_texts", 2), ("test_texts", 2)):
+            require(getattr(self, name) >= least, name, getattr(self, name), f"must be at least {least}")
+        for name in ("bos", "all_latents", "tf32"):
+            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "must be True or False")
+        require(self.tokens > self.bos, "tokens", self.tokens, "must leave room for a token besides BOS")
+        names = get_args(DenseProbe)
+        require(self.dense_probe in names, "dense_probe", self.dense_probe, f"must be one of {', '.join(names)}")
+        _distinct_numbers(self, "k", 1)
+        _distinct_numbers(self, "seeds", 0)
+        _names(self)
+
+    @property
+    def fewest_test_texts(self) -> int:
+        """Texts of a class to test on, below which it is skipped."""
+        return -(-self.fewest_texts // 4)
+
+
+def _distinct_numbers(config: Any, name: str, least: int) -> None:
+    value = getattr(config, name)
+    try:
+        numbers = tuple(operator.index(number) for number in value)
+    except TypeError:
+        raise UserError(f"{name} = {value!r}: must be whole numbers") from None
+    require(len(numbers) > 0, name, value, "must name at least one")
+    require(min(numbers) >= least, name, value, f"must be at least {least}")
+    require(len(set(numbers)) == len(numbers), name, value, "must name each one once")
+    object.__setattr__(config, name, numbers)
+
+
+def _names(config: ProbingConfig) -> None:
+    given = config.datasets
+    right = "must be names of datasets or files"
+    require(isinstance(given, tuple | list), "datasets", given, right)
+    require(all(isinstance(name, str) and name for name in given), "datasets", given, right)
+    require(len(given) > 0, "datasets", given, "must name at least one")
+    require(len(set(given)) == len(given), "datasets", given, "must name each one once")
+    object.__setattr__(config, "datasets", tuple(given))
+
+
+class Scores(NamedTuple):
+    """Of one probe on its test texts, half of which are of its class."""
+
+    accuracy: float
+    """Share of right answers."""
+    f1: float
+    """Of its class: harmonic mean of precision and recall; 0 if it never says yes rightly."""
+    auc: float
+    """Chance that a text of its class gets a higher value than one of the others; a tie counts half."""
+
+
+class Spread(NamedTuple):
+    """One measure over seeds."""
+
+    mean: float
+    std: float | None
+    """Standard deviation over seeds (n - 1); none for a single seed."""
+
+
+class Summary(NamedTuple):
+    """Means over classes, or over datasets of means over classes."""
+
+    accuracy: Spread
+    f1: Spread
+    auc: Spread
+
+
+class Probes(NamedTuple):
+    """One number of a kind for each kind of probe: `Scores` of single probes, or `Summary`."""
+
+    top: dict[int, Any]
+    """On the k best latents, for each k."""
+    all_latents: Any
+    """On all latents; none if that was not to be measured."""
+    residual_top: dict[int, Any]
+    """On the k best channels of the residual stream, for each k."""
+    residual: Any
+    """On the whole residual stream."""
+
+
+class TaskResult(NamedTuple):
+    """One class against the others, with the texts of one seed."""
+
+    label: str
+    seed: int
+    train_texts: int
+    """Texts that the probes were fitted to, half of them of the class."""
+    test_texts: int
+    latents: list[int]
+    """The latents that differ most between the class and the others, the most first: as many as the largest k."""
+    scores: Probes
+    """`Scores` of each probe."""
+
+
+class DatasetResult(NamedTuple):
+    """All classes of one dataset."""
+
+    name: str
+    summary: Probes
+    """`Summary` of each kind of probe: means over classes."""
+    tasks: list[TaskResult]
+    texts: int
+    """Different texts that were read."""
+    blank: int
+    """Texts that were left out because there is nothing in them."""
+    repeated: int
+    """Texts that were left out because the same text was there before."""
+    other_split: int
+    """Texts that were left out because they belong to neither train nor test."""
+    skipped: dict[str, str]
+    """Classes that have too few texts for a task, and how many they have."""
+
+
+class ProbingResult(NamedTuple):
+    """One SAE on one layer of one model."""
+
+    model: str
+    dtype: str
+    """Of the model's activations."""
+    layer: int
+    """The residual stream after this block, counted from 0."""
+    summary: Probes
+    """`Summary` of each kind of probe: means over classes, then datasets."""
+    datasets: list[DatasetResult]
+    settings: ProbingConfig
+    """How it was measured."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain JSON."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+
+def combine(probes: Sequence[Probes], merge: Callable[[list[Any]], Any]) -> Probes:
+    """Several results of the same kinds of probes -> one, each kind merged on its own."""
+    first = probes[0]
+
+    def one(values: list[Any]) -> Any:
+        return None if values[0] is None else merge(values)
+
+    return Probes(
+        {k: one([p.top[k] for p in probes]) for k in first.top},
+        one([p.all_latents for p in probes]),
+        {k: one([p.residual_top[k] for p in probes]) for k in first.residual_top},
+        one([p.residual for p in probes]),
+    )
+
+
+def means_by_seed(tasks: Iterable[TaskResult]) -> list[Probes]:
+    """For each seed the means over classes, `Scores` again."""
+    seeds: dict[int, list[Probes]] = {}
+    for task in tasks:
+        seeds.setdefault(task.seed, []).append(task.scores)
+    return [combine(scores, _mean) for scores in seeds.values()]
+
+
+def summarise(datasets: Sequence[Sequence[TaskResult]]) -> Probes:
+    """The tasks of each dataset -> means over classes, then over datasets, and their spread over seeds."""
+    by_seed = zip(*(means_by_seed(tasks) for tasks in datasets), strict=True)
+    return combine([combine(probes, _mean) for probes in by_seed], _spread)
+
+
+def _mean(scores: list[Scores]) -> Scores:
+    return Scores(*(statistics.fmean(values) for values in zip(*scores, strict=True)))
+
+
+def _spread(scores: list[Scores]) -> Summary:
+    several = len(scores) > 1
+    return Summary(
+        *(
+            Spread(statistics.fmean(values), statistics.stdev(values) if several else None)
+            for values in zip(*scores, strict=True)
+        )
+    )
+
+
+# ---- SAEBench's layout -------------------------------------------------------------------------------
+
+SAEBENCH_K = (1, 2, 5, 10, 20, 50, 100)
+"""Those that SAEBench's results have a name for."""
+
+
+def to_saebench(result: ProbingResult, settings: ProbingConfig) -> dict[str, Any]:
+    """The result as SAEBench's own tools read it. Means over seeds; numbers of latents that it does not know are left
+    out."""
+    return {
+        "eval_type_id": "sparse_probing",
+        "eval_config": {
+            "random_seed": settings.seeds[0],
+            "dataset_names": [dataset.name for dataset in result.datasets],
+            "probe_train_set_size": settings.train_texts,
+            "probe_test_set_size": settings.test_texts,
+            "context_length": settings.tokens,
+            "sae_batch_size": max(1, settings.tokens_at_once // settings.tokens),
+            "llm_batch_size": settings.contexts_at_once,
+            "llm_dtype": result.dtype,
+            "model_name": result.model,
+            "k_values": [k for k in settings.k if k in SAEBENCH_K],
+            "lower_vram_usage": not settings.all_latents,
+        },
+        "eval_id": None,
+        "datetime_epoch_millis": None,
+        "eval_result_metrics": _by_category(_accuracies(result.summary, lambda s: s.accuracy.mean)),
+        "eval_result_details": [
+            {"dataset_name": f"{dataset.name}_results", **_accuracies(dataset.summary, lambda s: s.accuracy.mean)}
+            for dataset in result.datasets
+        ],
+        "eval_result_unstructured": {f"{dataset.name}_results": _by_label(dataset) for dataset in result.datasets},
+    }
+
+
+def _accuracies(probes: Probes, accuracy: Callable[[Any], float]) -> dict[str, float | None]:
+    """Accuracies under SAEBench's names."""
+    found: dict[str, float | None] = {"llm_test_accuracy": accuracy(probes.residual)}
+    found["sae_test_accuracy"] = None if probes.all_latents is None else accuracy(probes.all_latents)
+    for kind, top in (("llm", probes.residual_top), ("sae", probes.top)):
+        found |= {f"{kind}_top_{k}_test_accuracy": accuracy(one) for k, one in top.items() if k in SAEBENCH_K}
+    return found
+
+
+def _by_category(found: dict[str, float | None]) -> dict[str, dict[str, float | None]]:
+    return {kind: {name: value for name, value in found.items() if name.startswith(kind)} for kind in ("llm", "sae")}
+
+
+def _by_label(dataset: DatasetResult) -> dict[str, dict[str, float]]:
+    """For each kind of probe the accuracy of each class, the mean over seeds."""
+    labels: dict[str, list[Probes]] = {}
+    for task in dataset.tasks:
+        labels.setdefault(task.label, []).append(task.scores)
+    found: dict[str, dict[str, float]] = {}
+    for label, probes in labels.items():
+        for name, value in _accuracies(combine(probes, _mean), lambda s: s.accuracy).items():
+            if value is not None:
+                found.setdefault(name, {})[label] = value
+    return found

@@ -1,0 +1,218 @@
+"""The paper from end to end at three sizes: what is trained and measured at each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sampled_sae.config import require
+from sampled_sae.evals.absorption.schema import AbsorptionConfig
+from sampled_sae.evals.autointerp.schema import AutointerpConfig
+from sampled_sae.evals.probing.schema import ProbingConfig
+from sampled_sae.evals.similarity.members import SimilarityConfig
+from sampled_sae.method import presets
+from sampled_sae.method.config import AuxKConfig, OptimizerConfig, SAEConfig
+from sampled_sae.method.scores import get_score
+
+STAND_IN = "stdlib-packages"
+"""Instead of a probing dataset: pieces of Python's standard library, labelled by their package."""
+PAPER_SCORES = ("l2", "squared_l2", "entropy", "uniform")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an estimate needs to know of a model before it is loaded."""
+
+    width: int
+    """Of the residual stream."""
+    blocks: int
+    """Blocks in all."""
+    block_weights: int
+    """Weights of one block, without biases and norms."""
+    vocabulary: int
+    """Tokens."""
+
+
+SMOLLM2 = Shape(width=576, blocks=30, block_weights=3_538_944, vocabulary=49_152)
+PYTHIA_160M = Shape(width=768, blocks=12, block_weights=7_077_888, vocabulary=50_304)
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticPart:
+    """The synthetic experiment: a preset of `sampled-sae synthetic`, and what stands instead of its values."""
+
+    preset: str = "demo"
+    steps: int | None = None
+    seeds: tuple[int, ...] | None = None
+    scores: tuple[str, ...] | None = None
+    multipliers: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Everything that decides what a reproduction of the paper comes to."""
+
+    synthetic: SyntheticPart
+    """The experiment with known features."""
+    model: str
+    """Language model."""
+    shape: Shape
+    """Its sizes, for the estimate."""
+    layer: int
+    """The residual stream after this block, counted from 0."""
+    text: str
+    """What is read for training, for core and for autointerp."""
+    context: int
+    """Tokens a context."""
+    tokens: int
+    """Tokens to train on; a shorter text is read again from its beginning."""
+    latents: int
+    """Latents m of every SAE."""
+    k: int
+    """Mean active latents a token, K."""
+    scores: tuple[str, ...] = PAPER_SCORES
+    """Scores of the pools."""
+    multipliers: tuple[float, ...] = (5.0,)
+    """Pool multipliers l, each with each score."""
+    others: tuple[str, ...] = ()
+    """Further members of the family beside BatchTopK, by their names in `sampled-sae train --methods`."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """The first is the sweep's. BatchTopK and each score at `seed_multiplier` are trained with all of them."""
+    seed_multiplier: float = 5.0
+    """Multiplier l of the SAEs that are compared across seeds."""
+    saes_a_run: int = 100
+    """SAEs that are trained together at most; fewer take less room for checkpoints, and one more reading each."""
+    lr: float = 3e-4
+    """Peak learning rate."""
+    dead_after: int = 10_000_000
+    """Tokens without firing after which a latent counts as dead."""
+    batch_size: int = 4096
+    """Tokens a step."""
+    max_norm: float = 10.0
+    """Tokens whose norm is above so many times the median are not trained on; infinity keeps them."""
+    heldout_tokens: int = 65_536
+    """Tokens kept out of training."""
+    buffer_tokens: int = 2**19
+    """Tokens that are shuffled together."""
+    checkpoint_every: int = 1000
+    """Steps between two checkpoints."""
+    contexts: int = 64
+    """Held-out contexts that core reads."""
+    probing: ProbingConfig = field(default_factory=ProbingConfig)
+    """Sparse probing; `STAND_IN` among its datasets is made on the spot."""
+    absorption: AbsorptionConfig = field(default_factory=AbsorptionConfig)
+    """First-letter absorption."""
+    autointerp: AutointerpConfig = field(default_factory=AutointerpConfig)
+    """Automated interpretability."""
+    interp_tokens: int = 2_000_000
+    """Tokens that it reads."""
+    similarity: SimilarityConfig = field(default_factory=SimilarityConfig)
+    """The comparison of SAEs."""
+    figures: bool = True
+    """Whether the report writes its figures as files too."""
+
+    def __post_init__(self) -> None:
+        require(len(self.seeds) > 0, "seeds", self.seeds, "must name at least one")
+        known = self.multipliers
+        right = "must be one of the multipliers"
+        require(self.seed_multiplier in known, "seed_multiplier", self.seed_multiplier, right)
+        require(self.saes_a_run >= 1, "saes_a_run", self.saes_a_run, "must be at least 1")
+
+    def saes(self) -> list[SAEConfig]:
+        """The sweep with the first seed, then the other seeds of what is compared across seeds."""
+        common: dict[str, Any] = {
+            "optimizer": OptimizerConfig(lr=self.lr),
+            "auxk": AuxKConfig(dead_after=self.dead_after),
+        }
+        base = presets.batchtopk(self.latents, self.k, **common)
+        pools = {
+            (get_score(score).name, l): presets.sampled(self.latents, self.k, get_score(score).name, l, **common)
+            for score in self.scores
+            for l in self.multipliers
+        }
+        more = [presets.PRESETS[name](self.latents, self.k, **common) for name in self.others]
+        again = [base, *(config for (_, l), config in pools.items() if l == self.seed_multiplier)]
+        first, *rest = self.seeds
+        made = [replace(config, seed=first) for config in [base, *pools.values(), *more]]
+        made += [replace(config, seed=seed) for config in again for seed in rest]
+        return presets.named(made, first)
+
+    def runs(self) -> list[list[SAEConfig]]:
+        """The SAEs in groups that are trained together, of about the same size."""
+        saes = self.saes()
+        count = -(-len(saes) // self.saes_a_run)
+        size = -(-len(saes) // count)
+        return [saes[i : i + size] for i in range(0, len(saes), size)]
+
+
+SCALES: dict[str, Scale] = {
+    # Offline, two cores, a quarter of an hour. Layer 6 is where SmolLM2 knows first letters best.
+    "tiny": Scale(
+        synthetic=SyntheticPart("demo", steps=400),
+        model="smollm2",
+        shape=SMOLLM2,
+        layer=6,
+        text="stdlib",
+        context=128,
+        tokens=80_000,
+        latents=2048,
+        k=16,
+        scores=("l2", "entropy", "uniform"),
+        multipliers=(5, 30),
+        others=("topk_then_batchtopk",),
+        seeds=(0, 1),
+        seed_multiplier=30,
+        lr=2e-3,
+        dead_after=20_000,
+        batch_size=512,
+        heldout_tokens=8192,
+        buffer_tokens=32_768,
+        checkpoint_every=50,
+        contexts=12,
+        probing=ProbingConfig((STAND_IN,), train_texts=160, test_texts=40, tokens=64),
+        absorption=AbsorptionConfig(max_words=4000, lines=2),
+        autointerp=AutointerpConfig(embedder="minilm", max_latents=20),
+        interp_tokens=32_768,
+        similarity=SimilarityConfig(across="reference"),
+    ),
+    # One GPU; offline too. The standard library's 3.5M tokens are read three times over.
+    "small": Scale(
+        synthetic=SyntheticPart("paper-table", seeds=(0,)),
+        model="smollm2",
+        shape=SMOLLM2,
+        layer=6,
+        text="stdlib",
+        context=512,
+        tokens=10_000_000,
+        latents=16_384,
+        k=32,
+        multipliers=(5, 30, 100),
+        others=("topk_then_batchtopk", "released"),
+        seed_multiplier=30,
+        lr=1e-3,
+        dead_after=1_000_000,
+        probing=ProbingConfig((STAND_IN,), train_texts=400, test_texts=100),
+        absorption=AbsorptionConfig(max_words=12_000),
+        autointerp=AutointerpConfig(embedder="minilm", max_latents=200),
+        interp_tokens=500_000,
+        similarity=SimilarityConfig(across="reference", matching="none"),
+    ),
+    # The paper's own table of settings; feature tables and seeds at l = 100, which its tables of features say.
+    "paper": Scale(
+        synthetic=SyntheticPart("paper"),
+        model="EleutherAI/pythia-160m-deduped",
+        shape=PYTHIA_160M,
+        layer=6,
+        text="monology/pile-uncopyrighted",
+        context=1024,
+        tokens=25_000_000,
+        latents=65_536,
+        k=60,
+        multipliers=(1, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70, 100),
+        seed_multiplier=100,
+        saes_a_run=8,
+        max_norm=float("inf"),
+        checkpoint_every=3000,
+        similarity=SimilarityConfig(across="reference", matching="none"),
+    ),
+}

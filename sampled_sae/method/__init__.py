@@ -1,0 +1,1 @@
+"""The method of the paper: scores, candidate pools, schedules, selection."""

@@ -1,0 +1,166 @@
+"""The candidate pool: how large it is at a step, whom it serves, and which latents get in."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from sampled_sae.method.config import Annealed, Constant, PoolConfig, Released, SAEConfig, Scope
+from sampled_sae.method.parameters import Parameters, activations
+from sampled_sae.method.scores import Score, get_score
+from sampled_sae.utils.errors import UserError
+
+
+def size_at(pool: PoolConfig, k: int, m: int, step: int, steps: int) -> int:
+    """Number of candidate latents at `step` (from 0) of `steps`."""
+    start = pool.size.latents(k, m)
+    done = step / steps
+    match pool.schedule:
+        case Constant():
+            return start
+        case Released(at):
+            return start if done < at else m
+        case Annealed(until):
+            return min(m, start + math.floor((m - start) * min(1.0, done / until)))
+
+
+def group_at(scope: Scope, batch_size: int, step: int, steps: int) -> int:
+    """Number of tokens that share one pool and one cut at `step`."""
+    tokens = scope.tokens if step / steps < scope.until else scope.then
+    group = batch_size if tokens is None else min(tokens, batch_size)
+    if batch_size % group:
+        raise UserError(f"scope = {group} tokens: must divide batch_size = {batch_size}")
+    return group
+
+
+def draw(q: Tensor, size: int, pick: str, generator: torch.Generator) -> Tensor:
+    """Scores q [groups, m] -> who is in the pool [groups, m] bool, exactly `size` in each group."""
+    return highest(proportional_keys(q, generator) if pick == "sample" else q, size)
+
+
+def proportional_keys(q: Tensor, generator: torch.Generator) -> Tensor:
+    """Random keys whose largest are a sample in proportion to q without replacement (Gumbel's trick)."""
+    if (q < 0).logical_and(q > -torch.inf).any():
+        raise UserError("pick = 'sample': the score gave negative values; sampling in proportion needs q >= 0")
+    uniform = torch.rand(q.shape, generator=generator, device=q.device, dtype=torch.float64)
+    gumbel = -(-(uniform.clamp_min(1e-300)).log()).log()
+    return q.double().clamp_min(0).log() + gumbel
+
+
+def highest(q: Tensor, size: int) -> Tensor:
+    """Mask of the `size` largest of each row of q [groups, m]; ties go to the lowest index."""
+    cut = q.topk(size, dim=-1).values[:, -1:]
+    above = q > cut
+    ties = q == cut
+    room = size - above.sum(dim=-1, keepdim=True)
+    return above | (ties & (ties.cumsum(dim=-1) <= room))
+
+
+def draw_members(q: Tensor, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`draw` for one group, q [1, m] -> its pool [m] bool, and who is in it [size], ascending."""
+    pool = draw(q, size, pick, generator)[0]
+    return pool, members(pool, size)
+
+
+def members(pool: Tensor, size: int) -> Tensor:
+    """A pool [m] bool with `size` members -> who they are [size], ascending."""
+    if not pool.is_cuda:
+        return pool.nonzero().squeeze(1)
+    # `nonzero` would make the host wait for the device to count them; the count is known.
+    place = torch.where(pool, pool.cumsum(0) - 1, size)
+    return torch.empty(size + 1, dtype=torch.long, device=pool.device).scatter_(
+        0, place, torch.arange(len(pool), device=pool.device)
+    )[:size]
+
+
+def churn(new: Tensor, old: Tensor) -> Tensor:
+    """Share of the new pool's latents [m] that were not in the old pool [m]."""
+    return 1 - (new & old).sum() / new.sum().clamp_min(1)
+
+
+class Encoder(Protocol):
+    """One batch and the weights that encode it."""
+
+    tokens: int
+
+    def encode(self, latents: Tensor | None) -> Tensor:
+        """The activations [B, n] of the given latents [n], or of all; those below 0 count as 0."""
+
+    def scores(self, score: Score, group: int, generator: torch.Generator) -> Tensor:
+        """Each latent's score for each group of tokens [groups, m]."""
+
+    def draw(self, score: Score, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """One pool for the whole batch: who is in it [m] bool, and their numbers [size], ascending."""
+
+
+class PlainEncoder:
+    """x [B, d] and the weights, in plain torch."""
+
+    def __init__(self, x: Tensor, weights: Parameters):
+        self.x, self.weights = x, weights
+        self.tokens = len(x)
+        self._all: Tensor | None = None
+
+    def encode(self, latents: Tensor | None) -> Tensor:
+        if latents is None or self._all is not None:
+            if self._all is None:
+                self._all = activations(self.x, self.weights)
+            return self._all if latents is None else self._all.index_select(1, latents)
+        return activations(self.x, self.weights, latents)
+
+    def scores(self, score: Score, group: int, generator: torch.Generator) -> Tensor:
+        if score.reads == "input":
+            centred = (self.x - self.weights.b_dec).view(-1, group, self.x.shape[1])
+            return score.from_input(centred, self.weights.W_enc, self.weights.b_enc)
+        shape = (self.tokens // group, group, len(self.weights.b_enc))
+        if score.reads == "nothing":
+            return score(self.x.new_empty(()).expand(shape), generator)
+        return score(self.encode(None).view(shape), generator)
+
+    def draw(self, score: Score, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return draw_members(self.scores(score, self.tokens, generator), size, pick, generator)
+
+
+class Candidates(NamedTuple):
+    """What the cut chooses from."""
+
+    z: Tensor
+    """[B, n] activations of the pool's latents (zero outside of a group's own pool)."""
+    columns: Tensor | None
+    """[n] which latents the columns are; none: all of them."""
+    pool: Tensor
+    """[m] bool: who is in the pool, or in any group's pool."""
+    group: int
+    """Tokens that share one cut."""
+
+
+def candidates(
+    encoder: Encoder,
+    config: SAEConfig,
+    step: int,
+    steps: int,
+    generator: torch.Generator,
+    kept: Tensor | None = None,
+) -> Candidates:
+    """A batch's candidates at `step` of `steps`. `kept` [m] is the last pool, for pools that stay a while."""
+    m, pool = config.latents, config.pool
+    group = group_at(pool.scope, encoder.tokens, step, steps)
+    # Between two draws the pool keeps its size, whatever an annealed schedule says; a release is not kept waiting.
+    size = size_at(pool, config.k, m, step - step % pool.refresh, steps)
+    if size == m or size_at(pool, config.k, m, step, steps) == m:
+        z = encoder.encode(None)
+        return Candidates(z, None, torch.ones(m, dtype=torch.bool, device=z.device), group)
+    score = get_score(pool.score)
+    if group < encoder.tokens:
+        pools = draw(encoder.scores(score, group, generator), size, pool.pick, generator)
+        z = encoder.encode(None)
+        z.view(-1, group, m).mul_(pools[:, None])
+        return Candidates(z, None, pools.any(0), group)
+    if kept is not None and step % pool.refresh and int(kept.sum()) == size:
+        chosen, columns = kept, members(kept, size)
+    else:
+        chosen, columns = encoder.draw(score, size, pool.pick, generator)
+    return Candidates(encoder.encode(columns), columns, chosen, group)

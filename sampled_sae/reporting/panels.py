@@ -1,0 +1,289 @@
+"""Pictures with a panel for each score: a number against FVU with points labelled by l, and densities of firing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from sampled_sae.reporting import scatter as labels
+from sampled_sae.reporting.collect import Log
+from sampled_sae.reporting.scatter import UNSEEN, about, reach, scatter, span
+from sampled_sae.reporting.style import DASHES, GRID, INK, SHADES, Styles, base_figure, fve_range, plain
+from sampled_sae.reporting.sweep import BASE, Configuration, Stat, Sweep, field, key_of
+from sampled_sae.utils.measures import Metric
+
+OTHERS = "other methods"
+SMALLEST = (250.0, 190.0)
+"""Pixels inside the axes of the smallest panel: on a phone, and in a sheet."""
+HEIGHT = 290
+Trace = dict[str, Any]
+
+
+class Axes(NamedTuple):
+    """plotly's settings of both axes."""
+
+    x: dict[str, Any]
+    y: dict[str, Any]
+
+
+class Panel(NamedTuple):
+    """One of several pictures side by side."""
+
+    title: str
+    traces: list[Trace]
+    axes: Axes
+
+
+def grouped(rows: Sequence[Configuration]) -> dict[str, list[Configuration]]:
+    """The rows of each panel: one a score with multipliers, one for all else; BatchTopK is in none."""
+    scores: dict[str, list[Configuration]] = {}
+    others: list[Configuration] = []
+    for row in rows:
+        if row.l is not None:
+            scores.setdefault(row.group, []).append(row)
+        elif row.group != BASE:
+            others.append(row)
+    found = {name: sorted(group, key=lambda row: row.l or 0.0) for name, group in scores.items()}
+    return found | ({OTHERS: others} if others else {})
+
+
+def against(sweep: Sweep, x: Metric, y: Metric, look: Styles) -> list[Panel]:
+    """`y` against `x`, a panel for each score, each with axes that fit it and with BatchTopK to measure by."""
+    rows = sweep.having(x, y)
+    base = [row for row in rows if row.group == BASE]
+    panels = []
+    for title, members in (grouped(rows) or {BASE: []}).items():
+        ranges = [span(reach([*members, *base], metric), 0.14) for metric in (x, y)]
+        traces = [_thread(members, x, y)] if title != OTHERS else []
+        for group in dict.fromkeys(row.group for row in members):
+            traces.append(scatter([row for row in members if row.group == group], x, y, look[group]))
+        if base:
+            traces.append(scatter(base, x, y, look[BASE]))
+        axes = Axes(
+            {"title": {"text": plain(x.axis)}, "range": ranges[0], "nticks": 6},
+            {"title": {"text": plain(y.title)}, "range": ranges[1], "nticks": 6},
+        )
+        panels.append(Panel(title, [*traces, _texts(members, base, x, y, ranges)], axes))
+    return panels
+
+
+def _thread(rows: Sequence[Configuration], x: Metric, y: Metric) -> Trace:
+    """A thin line from l to l, where each l is there once."""
+    once = len({row.l for row in rows}) == len(rows)
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [row.mean(key_of(x)) for row in rows] if once else [],
+        "y": [row.mean(key_of(y)) for row in rows] if once else [],
+        "line": {"color": GRID, "width": 1.5},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+
+
+def _texts(
+    rows: Sequence[Configuration],
+    base: Sequence[Configuration],
+    x: Metric,
+    y: Metric,
+    ranges: list[list[float]],
+) -> Trace:
+    """l beside each point, or the label where there is no l, as far as there is room."""
+
+    def share(row: Configuration) -> tuple[float, float]:
+        (a, b), (c, d) = ranges
+        return ((row.mean(key_of(x)) or 0.0) - a) / (b - a), ((row.mean(key_of(y)) or 0.0) - c) / (d - c)
+
+    words = [f"{row.l:g}" if row.l is not None else row.label for row in rows]
+    places = labels.place([share(row) for row in rows], words, SMALLEST, 11, [share(row) for row in base])
+    shown = [(row, word, where) for row, word, where in zip(rows, words, places, strict=True) if where]
+    return {
+        "type": "scatter",
+        "mode": "markers+text",
+        "marker": UNSEEN,
+        "x": [row.mean(key_of(x)) for row, *_ in shown],
+        "y": [row.mean(key_of(y)) for row, *_ in shown],
+        "text": [plain(word) for _, word, _ in shown],
+        "textposition": [where for *_, where in shown],
+        "textfont": {"size": 11, "color": INK},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+
+
+def densities(sweep: Sweep, look: Styles) -> list[Panel]:
+    """How many latents fire how often: a line for each configuration, the darker the larger its l; axes are shared."""
+    rows = [row for row in sweep.rows if any(run["density"] for run in row.runs)]
+    if not rows:
+        return []
+    shade = shades(rows)
+    base = [_histogram(row, row.label, _line(look[BASE].color, "3px,3px")) for row in rows if row.group == BASE]
+    drawn: dict[str, list[Trace]] = {}
+    for title, members in (grouped(rows) or {BASE: []}).items():
+        places: dict[str, int] = {}
+        drawn[title] = []
+        for row in members:
+            place = places[row.group] = places.get(row.group, -1) + 1
+            if row.l is None:
+                trace = _histogram(row, row.label, _line(look[row.group].color, DASHES[place % len(DASHES)]))
+            else:
+                trace = _histogram(row, f"l = {row.l:g}", _line(shade[row.l], "solid"))
+            drawn[title].append(trace)
+    axes = _density_axes([trace for traces in [*drawn.values(), base] for trace in traces])
+    return [Panel(title, [*traces, *base], axes) for title, traces in drawn.items()]
+
+
+def _density_axes(traces: Sequence[Trace]) -> Axes:
+    steps = [pair for trace in traces for pair in zip(trace["x"], trace["y"], strict=True)]
+    lowest = min(math.log10(edge) for edge, share in steps if share)
+    decades = range(math.floor(lowest), 1)
+    x = {
+        "type": "log",
+        "title": {"text": "share of tokens on which a latent fires"},
+        "range": [lowest - 0.1, 0.05],
+        "tickvals": [10.0**i for i in decades],
+        "ticktext": [_percent(i) for i in decades],
+    }
+    highest = max(share for _, share in steps)
+    return Axes(x, {"title": {"text": "share of latents"}, "range": [0, 1.06 * highest], "nticks": 6})
+
+
+def _line(color: str, dashes: str) -> dict[str, Any]:
+    return {"color": color, "width": 1.6, "dash": dashes}
+
+
+def _percent(power: int) -> str:
+    return f"{10.0 ** (power + 2):.{max(0, -power - 2)}f}%"
+
+
+def shades(rows: Sequence[Configuration]) -> dict[float, str]:
+    """A colour for each multiplier, by rank."""
+    known = sorted({row.l for row in rows if row.l is not None})
+    last = max(1, len(known) - 1)
+    return {l: SHADES[round(i * (len(SHADES) - 1) / last)] for i, l in enumerate(known)}
+
+
+def _histogram(row: Configuration, name: str, line: dict[str, Any]) -> Trace:
+    """The mean over seeds, as steps."""
+    known = [run["density"] for run in row.runs if run["density"]]
+    same = [one for one in known if one["edges"] == known[0]["edges"]]
+    shares = [sum(values) / len(same) for values in zip(*(one["shares"] for one in same), strict=True)]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [10.0**edge for edge in known[0]["edges"]],
+        "y": [*shares, shares[-1]],
+        "line": {**line, "shape": "hv"},
+        "name": plain(name),
+        "legendgroup": plain(name),
+        "hovertemplate": f"{about(row)}<br>fires on %{{x:.1e}} of the tokens or more:<br>"
+        "%{y:.3f} of the latents<extra></extra>",
+    }
+
+
+def singles(panels: Sequence[Panel]) -> list[tuple[str, go.Figure]]:
+    """Each panel as a figure of its own, for a page that lays them out itself."""
+    return [
+        (panel.title, base_figure(HEIGHT, panel.axes.x, panel.axes.y, {"r": 12}).add_traces(panel.traces))
+        for panel in panels
+    ]
+
+
+def sheet(panels: Sequence[Panel], width: int) -> go.Figure:
+    """All panels in one figure with one legend, for a paper."""
+    columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    height = 70 + 250 * rows
+    figure = make_subplots(
+        rows,
+        columns,
+        subplot_titles=[plain(panel.title) for panel in panels],
+        horizontal_spacing=0.2 / columns,
+        vertical_spacing=0.3 / rows if rows > 1 else 0.1,
+    )
+    named: set[str] = set()
+    for number, panel in enumerate(panels):
+        row, column = number // columns + 1, number % columns + 1
+        for trace in panel.traces:
+            new = "name" in trace and trace["name"] not in named
+            named |= {trace["name"]} if new else set()
+            figure.add_trace({**trace, "showlegend": new}, row, column)
+        look = base_figure(height, panel.axes.x, panel.axes.y, {}).layout.to_plotly_json()
+        # Only the outer panels name their axes.
+        outer = {"x": number + columns >= len(panels), "y": column == 1}
+        figure.update_xaxes(look.pop("xaxis") | ({} if outer["x"] else {"title": None}), row=row, col=column)
+        figure.update_yaxes(look.pop("yaxis") | ({} if outer["y"] else {"title": None}), row=row, col=column)
+        figure.update_layout(look)
+    figure.update_annotations(font={"size": 13, "color": INK})
+    return figure.update_layout(width=width, height=height)
+
+
+MAX_POINTS = 200  # of one curve: more cannot be told apart on a screen
+
+
+def dash(place: int) -> tuple[str, float]:
+    """Dash pattern and width of the line of a group's n-th configuration."""
+    return DASHES[place % len(DASHES)], 2.2 if place < len(DASHES) else 1.0
+
+
+def curves(rows: list[Configuration], look: Styles, log: Log, key: str) -> go.Figure:
+    """One number of the log against the step: a line a configuration, and a hidden band over its seeds."""
+    groups = list(look)
+    lines = [(row, _points(row, log, key)) for row in rows]
+    y: dict[str, Any] = {"rangemode": "tozero"}
+    if key == "loss":
+        y = {"type": "log", "tickformat": "~g"} | log_ticks([stat.mean for _, points in lines for _, stat in points])
+    if key == "fve":
+        y = {"range": fve_range(stat for _, points in lines for _, stat in points)}
+    x = {"title": {"text": "step"}, "nticks": 6, "tickformat": ",", "rangemode": "tozero"}
+    figure = base_figure(280, x, y, {"r": 12}).update_layout(dragmode="zoom")
+    seen = dict.fromkeys(groups, 0)
+    for row, points in lines:
+        pattern, width = dash(seen[row.group])
+        seen[row.group] += 1
+        if not points:
+            continue
+        color, group = look[row.group].color, groups.index(row.group)
+        steps = [step for step, _ in points]
+        if any(stat.low < stat.high for _, stat in points):
+            edge = [stat.high for _, stat in points] + [stat.low for _, stat in reversed(points)]
+            band = {"fill": "toself", "fillcolor": color, "line": {"width": 0}, "mode": "lines", "opacity": 0.18}
+            hidden = {"visible": False, "hoverinfo": "skip", "meta": {"group": group, "band": True}}
+            figure.add_scatter(x=steps + steps[::-1], y=edge, **band, **hidden)
+        figure.add_scatter(
+            x=steps,
+            y=[stat.mean for _, stat in points],
+            mode="lines",
+            line={"color": color, "width": 1.5},
+            name=plain(row.label),
+            hovertemplate="<b>%{fullData.name}</b><br>step %{x:,}: %{y:.3f}<extra></extra>",
+            meta={"group": group, "band": False, "dash": pattern, "width": width},
+        )
+    return figure
+
+
+def log_ticks(values: list[float]) -> dict[str, Any]:
+    """Ticks of a logarithmic axis; where the values span less than a decade plotly would draw one or none."""
+    above = [value for value in values if value > 0]
+    if not above or max(above) / min(above) >= 10:
+        return {"dtick": "D2"}
+    steps = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    decades = range(math.floor(math.log10(min(above))), math.floor(math.log10(max(above))) + 1)
+    return {"tickvals": [float(f"{step}e{decade}") for decade in decades for step in steps]}
+
+
+def _points(row: Configuration, log: Log, key: str) -> list[tuple[float, Stat]]:
+    """(step, number over the seeds), at most MAX_POINTS of them, the last one always among them."""
+    values: dict[float, list[float]] = {}
+    for run in row.runs:
+        for line in log.get(run["name"], []):
+            step, value = field(line, "step"), field(line, key)
+            if step is not None and value is not None and (step or key != "churn"):  # no pool came before step 0
+                values.setdefault(step, []).append(value)
+    stride = -(-len(values) // MAX_POINTS) or 1
+    steps = sorted(values, reverse=True)[::stride][::-1]
+    return [(step, Stat(sum(v) / len(v), min(v), max(v))) for step in steps for v in [values[step]]]

@@ -1,0 +1,315 @@
+"""Numbers of SAEs as tables and pictures need them: a row for each configuration, over its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from sampled_sae.method import presets
+from sampled_sae.method.config import sae_config_from_dict
+from sampled_sae.reporting.collect import Found, Log, Saved, part
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.measures import EVALUATIONS, METRICS, Metric, find, listed, number, shown
+
+Key = str | tuple[str, str]  # a field of a run, or a field inside a field, as ("recovery", "LF+HA")
+
+
+class Stat(NamedTuple):
+    """One number over the seeds of a configuration."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Column(NamedTuple):
+    """One column of numbers: where it is found, how it is written, and which end of it is the good one."""
+
+    title: str
+    key: Key
+    digits: int
+    best: Literal["high", "low"] | None = None
+    brief: str = ""  # its head in a terminal, which leaves out columns without one
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The runs that differ only in their seed."""
+
+    label: str
+    group: str
+    l: float | None
+    runs: tuple[dict[str, Any], ...]
+
+    def stat(self, key: Key) -> Stat | None:
+        """Mean, smallest and largest over the runs that have the number; None where none has it."""
+        values = [value for run in self.runs if (value := field(run, key)) is not None]
+        return Stat(sum(values) / len(values), min(values), max(values)) if values else None
+
+    def mean(self, key: Key) -> float | None:
+        """The mean over the runs, or None."""
+        stat = self.stat(key)
+        return stat.mean if stat else None
+
+
+def field(record: Any, key: Key) -> float | None:
+    """The number under `key`, or None."""
+    for name in (key,) if isinstance(key, str) else key:
+        record = record.get(name) if isinstance(record, dict) else None
+    return number(record)
+
+
+def best_of(values: Sequence[float | None], column: Column) -> list[bool]:
+    """Which values are the best as written; none where the column is no contest or all are equal."""
+    written = [None if value is None else round(value, column.digits) for value in values]
+    known = [value for value in written if value is not None]
+    if column.best is None or len(set(known)) < 2:
+        return [False] * len(values)
+    best = max(known) if column.best == "high" else min(known)
+    return [value == best for value in written]
+
+
+BASE = "batchtopk"
+"""The group that others are measured against."""
+GROUPS = (BASE, "topk", "l2", "squared_l2", "entropy", "uniform", "released", "annealed")
+"""The order of rows."""
+ORIGIN = ("text", "context_size", "prepend_bos", "skip_first")
+TRAINING = ("steps", "batch_size", "normalize")
+FREE = ("seed", "name")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All SAEs of one model and layer. A run of a row is a dictionary with name, seed, lr, values and so on."""
+
+    model: str | None
+    layer: int | None
+    width: int | None
+    saes: tuple[Saved, ...]
+    rows: tuple[Configuration, ...]
+    """Configurations; BatchTopK first, then by group and l."""
+    metrics: tuple[Metric, ...]
+    """Those that some SAE has."""
+    log: Log
+    """The lines of each SAE, by its folder."""
+    notes: tuple[str, ...]
+    """What to know before comparing these SAEs."""
+
+    @property
+    def title(self) -> str:
+        """Model and layer, as far as they are known."""
+        if self.model is None:
+            return "a model without a name" + (f", width {self.width}" if self.width else "")
+        return self.model + ("" if self.layer is None else f", layer {self.layer}")
+
+    def having(self, *metrics: Metric) -> list[Configuration]:
+        """The rows that have all of these numbers."""
+        return [row for row in self.rows if all(row.stat(key_of(metric)) is not None for metric in metrics)]
+
+    def metric(self, name: str) -> Metric | None:
+        """A number by its name, if some SAE has it."""
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+
+def key_of(metric: Metric) -> tuple[str, str]:
+    """Where a run of a row keeps this number."""
+    return ("values", metric.name)
+
+
+def sweeps(found: Found) -> list[Sweep]:
+    """One for each model and layer, the largest first."""
+    groups: dict[tuple[Any, ...], list[Saved]] = {}
+    for sae in found.saes:
+        model, layer = (_name(sae.metadata.get(name)) for name in ("model_name", "layer"))
+        # Without a model's name the width is all that tells activations apart.
+        key = (model, layer, None) if model is not None else (None, layer, sae.width)
+        groups.setdefault(key, []).append(sae)
+    made = [_sweep(model, layer, members) for (model, layer, _), members in groups.items()]
+    return sorted(made, key=lambda sweep: -len(sweep.saes))
+
+
+def _name(value: Any) -> str | int | None:
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def _sweep(model: Any, layer: Any, members: list[Saved]) -> Sweep:
+    rows, notes = _rows(members)
+    log = {
+        str(sae.folder): sae.run.log[sae.folder.name] for sae in members if sae.run and sae.folder.name in sae.run.log
+    }
+    known = {name for row in rows for run in row.runs for name in run["values"]}
+    metrics = tuple(metric for metric in METRICS if metric.name in known)
+    notes += [*_asked_differently(members), *_not_measured(members), *_log_notes(members)]
+    width = next((sae.width for sae in members if sae.width), None)
+    layer = layer if isinstance(layer, int) else None
+    return Sweep(
+        None if model is None else shown(model), layer, width, tuple(members), tuple(rows), metrics, log, tuple(notes)
+    )
+
+
+def _rows(members: list[Saved]) -> tuple[list[Configuration], list[str]]:
+    groups: dict[str, list[Saved]] = {}
+    flat = {sae.folder: _settings(sae) for sae in members}
+    for sae in members:
+        settings = flat[sae.folder]
+        key = str(sae.folder) if sae.config is None else repr(sorted(settings.items(), key=lambda item: item[0]))
+        groups.setdefault(key, []).append(sae)
+    kinds = [_kind(group[0]) for group in groups.values()]
+    rows, notes = [], []
+    for (family, label, l), group in zip(kinds, groups.values(), strict=True):
+        own = flat[group[0].folder]
+        same = [flat[other[0].folder] for kind, other in zip(kinds, groups.values(), strict=True) if kind[1] == label]
+        words = [f"{_short(name)}={_brief(own[name])}" for name in own if any(o.get(name) != own[name] for o in same)]
+        rows.append(Configuration(" ".join([label, *words]), family, l, tuple(_run(sae) for sae in group)))
+        notes += _twins(group)
+    return sorted(_told_apart(rows), key=_order), notes
+
+
+def _order(row: Configuration) -> tuple[Any, ...]:
+    """BatchTopK first, then the known groups, l from small to large."""
+    return GROUPS.index(row.group) if row.group in GROUPS else len(GROUPS), row.group, row.l or 0.0, row.label
+
+
+def _told_apart(rows: list[Configuration]) -> list[Configuration]:
+    taken: dict[str, int] = {}
+    told = []
+    for row in rows:
+        taken[row.label] = taken.get(row.label, 0) + 1
+        count = taken[row.label]
+        told.append(row if count == 1 else Configuration(f"{row.label} ({count})", row.group, row.l, row.runs))
+    return told
+
+
+def _settings(sae: Saved) -> dict[str, Any]:
+    """All that decides the outcome but the seeds, flat."""
+    config = {name: value for name, value in (sae.config or {}).items() if name not in FREE}
+    training = part(sae.metadata, "training") or (part(sae.run.record, "config", "train") if sae.run else {})
+    origin = {name: sae.metadata.get(name) for name in ORIGIN} if sae.finished else {}
+    return dict(_flat(config)) | origin | {name: training.get(name) for name in TRAINING}
+
+
+def _flat(plain: dict[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in plain.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield before + name, value
+
+
+def _kind(sae: Saved) -> tuple[str, str, float | None]:
+    """Group, label and multiplier l of a configuration."""
+    if sae.config is None:
+        return "other", shown(sae.name), None
+    try:
+        label = presets.label(sae_config_from_dict(sae.config))
+    except (UserError, TypeError):  # settings of another version
+        return "other", shown(sae.name), None
+    pool, size = part(sae.config, "pool"), part(sae.config, "pool", "size")
+    schedule = part(pool, "schedule").get("kind")
+    if size.get("kind") == "everything":
+        return (BASE if label == "batchtopk" else "topk"), shown(label), None
+    if schedule in ("released", "annealed"):
+        return schedule, shown(label), None
+    group = str(pool.get("score")) + (" drawn" if pool.get("pick") == "sample" else "")
+    return shown(group), shown(label), number(size.get("l"))
+
+
+def _run(sae: Saved) -> dict[str, Any]:
+    """The numbers of one SAE."""
+    config, training = sae.config or {}, part(sae.metadata, "training")
+    steps = number(training.get("steps")), number(training.get("batch_size"))
+    found = {
+        metric.name: value
+        for metric in METRICS
+        if metric.evaluation in sae.results
+        and (value := find(metric, sae.results[metric.evaluation]["result"])) is not None
+    }
+    return {
+        "name": str(sae.folder),
+        "label": shown(sae.name),
+        "seed": config.get("seed"),
+        "lr": number(part(config, "optimizer").get("lr")),
+        "k": number(config.get("k")),
+        "latents": number(sae.latents or config.get("latents")),
+        "tokens": steps[0] * steps[1] if steps[0] is not None and steps[1] is not None else None,
+        "values": {name: value.value for name, value in found.items()},
+        "intervals": {name: [v.low, v.high] for name, v in found.items() if v.low is not None and v.high is not None},
+        "density": _density(sae),
+        "finished": sae.finished,
+    }
+
+
+def _density(sae: Saved) -> dict[str, Any] | None:
+    """Share of all latents in each bin of firing density, and the bins' edges as log10; none where nothing fires."""
+    density = part(sae.results, "core", "result", "density")
+    counts, edges, dead = (density.get(name) for name in ("histogram", "log10_edges", "dead"))
+    if not isinstance(counts, list) or not isinstance(edges, list) or len(edges) != len(counts) + 1:
+        return None
+    numbers = [number(value) for value in [*counts, *edges, dead]]
+    if None in numbers or not any(counts) or min(*counts, dead) < 0:
+        return None
+    return {"shares": [count / (sum(counts) + (dead or 0)) for count in counts], "edges": edges}
+
+
+def _short(name: str) -> str:
+    return shown(name.rsplit(".", 1)[-1])
+
+
+def _brief(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return shown(Path(text).name or text)
+
+
+def _twins(group: Sequence[Saved]) -> list[str]:
+    """SAEs that differ in nothing, not even in their seeds: their mean is not one over seeds."""
+    same: dict[str, list[str]] = {}
+    for sae in group:
+        if sae.config is not None:
+            seeds = (sae.config.get("seed"), part(sae.metadata, "training").get("seed"))
+            same.setdefault(repr(seeds), []).append(str(sae.folder))
+    return [
+        f"{listed(folders)} have the same settings and the same seed: their mean is not one over seeds."
+        for folders in same.values()
+        if len(folders) > 1
+    ]
+
+
+def _asked_differently(members: Sequence[Saved]) -> list[str]:
+    """Evaluations that were not asked in the same way of all SAEs."""
+    notes = []
+    for name in EVALUATIONS:
+        asked = [content.get("asked") for sae in members if (content := sae.results.get(name))]
+        flat = [dict(_flat(one)) for one in asked if isinstance(one, dict)]
+        fields = dict.fromkeys(key for one in flat for key in one)
+        differing = [
+            f"{key} = {listed(values)}"
+            for key in fields
+            if len(values := list(dict.fromkeys(shown(one.get(key)) for one in flat))) > 1
+        ]
+        if differing:
+            notes.append(
+                f"{EVALUATIONS[name]} was not measured in the same way for all ({'; '.join(differing)}): numbers "
+                "compare only where it was."
+            )
+    return notes
+
+
+def _not_measured(members: Sequence[Saved]) -> list[str]:
+    """Results that say themselves that there is no number, and SAEs in which nothing fires."""
+    reasons: dict[str, list[str]] = {}
+    for sae in members:
+        why = part(sae.results, "absorption", "result").get("not_evaluable")
+        if why:
+            reasons.setdefault(f"no absorption: {shown(why)}", []).append(shown(sae.name))
+        if part(sae.results, "core", "result", "density").get("alive") == 0:
+            reasons.setdefault("no latent fires on the held-out text", []).append(shown(sae.name))
+        if not sae.finished:
+            reasons.setdefault("training has not come to its end", []).append(shown(sae.name))
+    return [f"{listed(names)}: {why}." for why, names in reasons.items()]
+
+
+def _log_notes(members: Sequence[Saved]) -> list[str]:
+    runs = {sae.run.folder: sae.run for sae in members if sae.run}
+    return [f"{folder}: {run.log_note}" for folder, run in runs.items() if run.log_note]

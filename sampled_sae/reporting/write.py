@@ -1,0 +1,228 @@
+"""The figures of a sweep for a paper: which ones there are, and their PNG and PDF files."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from sampled_sae.reporting import panels
+from sampled_sae.reporting import scatter as pareto
+from sampled_sae.reporting.collect import Found, collect
+from sampled_sae.reporting.pages import CURVES
+from sampled_sae.reporting.panels import curves
+from sampled_sae.reporting.paper_tables import paper_tables
+from sampled_sae.reporting.paper_tables_format import Missing, PaperTable, files
+from sampled_sae.reporting.report_page import page, styles
+from sampled_sae.reporting.style import INK, MUTED, Styles, plain
+from sampled_sae.reporting.sweep import Sweep, sweeps
+from sampled_sae.reporting.tables import tables
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import make_folder, read_json, write_json, write_text
+from sampled_sae.utils.measures import FVU
+
+FORMATS = ("png", "pdf")
+WIDTH, SMALL = 760, (560, 430)
+"""Pixels of a sheet's width, and of a single picture."""
+SCALE = 3
+"""PNG pixels a pixel: 300 a printed inch at the width of a column."""
+PAPER_FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
+
+
+def paper_figures(sweep: Sweep, look: Styles) -> Iterator[tuple[str, go.Figure]]:
+    """File names without their ends, and figures."""
+    headline = [metric for metric in sweep.metrics if metric.headline and metric.name != FVU.name]
+    for metric in headline:
+        if sweep.having(FVU, metric):
+            if metric.better:
+                yield f"pareto-{metric.name}-fvu", _paper(pareto.pareto(sweep, FVU, metric, look, SMALL), *SMALL)
+            yield f"panels-{metric.name}-fvu", _sheet(panels.against(sweep, FVU, metric, look))
+    for y_name, x_name in pareto.PAIRS:
+        x, y = sweep.metric(x_name), sweep.metric(y_name)
+        if x and y and sweep.having(x, y):
+            yield f"pareto-{y_name}-{x_name}", _paper(pareto.pareto(sweep, x, y, look, SMALL), *SMALL)
+    drawn = panels.densities(sweep, look)
+    if drawn:
+        yield "density", _sheet(drawn)
+    for key, title, _ in CURVES:
+        figure = curves(list(sweep.rows), look, sweep.log, key)
+        if figure.data:
+            yield f"training-{key}", _curves(figure, look, title)
+
+
+def _sheet(drawn: Sequence[panels.Panel]) -> go.Figure:
+    figure = panels.sheet(drawn, WIDTH)
+    return _paper(figure, WIDTH, figure.layout.height + 30, top=34)
+
+
+def _curves(figure: go.Figure, look: Styles, title: str) -> go.Figure:
+    """Lines in the colours of their groups: single configurations cannot be told apart on paper."""
+    named: set[str] = set()
+    groups = list(look)
+    for trace in figure.data:
+        group = plain(groups[trace.meta["group"]])
+        trace.update(showlegend=group not in named and not trace.meta["band"], name=group, legendgroup=group)
+        if not trace.meta["band"]:
+            named.add(group)
+    figure.update_yaxes(title={"text": title})
+    return _paper(figure, *SMALL)
+
+
+def _paper(figure: go.Figure, width: int, height: int, top: int = 14) -> go.Figure:
+    """White paper, a legend below, a font that every printer has."""
+    legend: dict[str, Any] = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yanchor": "bottom"}
+    legend |= {"yref": "container", "font": {"size": 12, "color": INK}, "itemsizing": "constant"}
+    axis = {"tickfont": {"color": INK, "size": 12}, "linecolor": MUTED, "showline": True}
+    figure.update_xaxes(axis).update_yaxes(axis)
+    figure.for_each_xaxis(lambda side: side.title.update(font={"size": 13, "color": INK}))
+    figure.for_each_yaxis(lambda side: side.title.update(font={"size": 13, "color": INK}))
+    return figure.update_layout(
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        font={"family": PAPER_FONT, "color": INK},
+        showlegend=True,
+        legend=legend,
+        width=width,
+        height=height,
+        margin={"l": 12, "r": 16, "t": top, "b": 90},
+    )
+
+
+def missing_for_figures() -> str | None:
+    """Why pictures cannot be written as files here, in one line; none if they can, as far as one sees before."""
+    for name in ("plotly", "kaleido"):
+        if importlib.util.find_spec(name) is None:
+            return f"no PNG and PDF: {name} is missing; pip install 'sampled-sae[report]'"
+    return None
+
+
+def write_figures(figures: Sequence[tuple[str, go.Figure]], folder: Path) -> list[Path]:
+    """Write each figure in all formats; all of them through one browser, which takes a second to start."""
+    import plotly.io
+
+    if not figures:
+        return []
+    if not hasattr(plotly.io, "write_images"):
+        raise UserError("no PNG and PDF: plotly is too old; pip install 'sampled-sae[report]'")
+    make_folder(folder)
+    files = [(figure, folder / f"{name}.{end}") for name, figure in figures for end in FORMATS]
+    try:
+        plotly.io.write_images(
+            [figure for figure, _ in files],
+            [path for _, path in files],
+            width=[figure.layout.width for figure, _ in files],
+            height=[figure.layout.height for figure, _ in files],
+            scale=[SCALE if path.suffix == ".png" else 1 for _, path in files],
+        )
+    except (RuntimeError, OSError, ValueError) as error:
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"no PNG and PDF: kaleido could not draw them ({first})") from error
+    return [path for _, path in files]
+
+
+LIST = "files.json"
+"""What the report wrote, so that the next one can take away what it no longer makes."""
+
+
+class Written(NamedTuple):
+    """What became of a report."""
+
+    page: Path
+    tables: list[Path]
+    figures: list[Path]
+    notes: list[str]
+    """What is missing, one line each."""
+    sweeps: list[Sweep]
+    paper: list[Path]
+    """The paper's tables, three files each."""
+    paper_tables: list[PaperTable | Missing]
+    """The same, and those for which something is missing."""
+
+
+def write_report(
+    folders: Sequence[Path], out: Path, model: str | None = None, layer: int | None = None, figures: bool = True
+) -> Written:
+    """Collect what is in `folders`, for one model or layer if asked for, and write the report into `out`."""
+    found = _only(collect(folders), model, layer)
+    made, notes = sweeps(found), list(found.notes)
+    make_folder(out)
+    index = out / "index.html"
+    write_text(index, page(found, made))
+    tabled: list[Path] = []
+    for sweep, name in zip(made, _names(made), strict=True):
+        make_folder(out / "tables")
+        for file, text in tables(sweep).items():
+            tabled.append(out / "tables" / (name + file))
+            write_text(tabled[-1], text)
+    paper = paper_tables(found, made, _names(made))
+    filled = [out / "tables" / file for table in paper if isinstance(table, PaperTable) for file in files(table)]
+    texts = [text for table in paper if isinstance(table, PaperTable) for text in files(table).values()]
+    for path, text in zip(filled, texts, strict=True):
+        make_folder(path.parent)
+        write_text(path, text)
+    drawn: list[Path] = []
+    lacking = missing_for_figures() if figures else None
+    if figures and lacking is None:
+        listed = [
+            (name + file, figure)
+            for sweep, name in zip(made, _names(made), strict=True)
+            for file, figure in paper_figures(sweep, styles(sweep))
+        ]
+        try:
+            drawn = write_figures(listed, out / "figures")
+        except UserError as error:
+            lacking = str(error)
+    _tidy(out, [index, *tabled, *filled, *drawn])
+    return Written(index, tabled, drawn, [*notes, *([lacking] if lacking else [])], made, filled, paper)
+
+
+def _only(found: Found, model: str | None, layer: int | None) -> Found:
+    """The SAEs of one model or layer."""
+    if model is None and layer is None:
+        return found
+    kept = [
+        sae
+        for sae in found.saes
+        if (model is None or sae.metadata.get("model_name") == model)
+        and (layer is None or sae.metadata.get("layer") == layer)
+    ]
+    if not kept:
+        there = sorted({(str(sae.metadata.get("model_name")), str(sae.metadata.get("layer"))) for sae in found.saes})
+        asked = " and ".join(
+            f"{name} = {value!r}" for name, value in (("model", model), ("layer", layer)) if value is not None
+        )
+        names = "; ".join(f"{name}, layer {number}" for name, number in there) or "none"
+        raise UserError(f"{asked}: no SAE of that; there are {names}")
+    runs = [run for run in found.runs if any(sae.run is run for sae in kept)]
+    return replace(found, saes=kept, runs=runs)
+
+
+def _names(made: Sequence[Sweep]) -> list[str]:
+    """What the files of each sweep begin with: nothing where there is one."""
+    if len(made) == 1:
+        return [""]
+    names: list[str] = []
+    for sweep in made:
+        base = re.sub(r"[^a-z0-9.]+", "-", sweep.title.lower()).strip("-.") or "sweep"
+        name, count = f"{base}-", 2
+        while name in names:
+            name, count = f"{base}-{count}-", count + 1
+        names.append(name)
+    return names
+
+
+def _tidy(out: Path, written: Sequence[Path]) -> None:
+    """Take away the files of an earlier report that this one did not make: they would be taken for new ones."""
+    names = [str(path.relative_to(out)) for path in written]
+    record = out / LIST
+    before = read_json(record) if record.exists() else []
+    for name in before if isinstance(before, list) else []:
+        # Only what lies where reports write, whatever the list says.
+        if isinstance(name, str) and name not in names and re.fullmatch(r"(tables|figures)/[^/\\]+", name):
+            (out / name).unlink(missing_ok=True)
+    write_json(record, names)

@@ -1,0 +1,1 @@
+"""Training: one step, one SAE, one run, many SAEs on one stream."""

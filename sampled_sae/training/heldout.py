@@ -1,0 +1,127 @@
+"""How well an SAE reconstructs: FVE, L0 and firing frequency, by threshold or as in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sampled_sae.method.codes import Codes, decode
+from sampled_sae.method.parameters import Parameters, activations
+from sampled_sae.method.pools import PlainEncoder, candidates
+from sampled_sae.method.selection import keep_largest, largest
+from sampled_sae.sae import SAE
+from sampled_sae.utils.errors import UserError
+
+
+class Reconstruction(NamedTuple):
+    """Measured over all tokens given."""
+
+    fve: float
+    """Fraction of variance explained: 1 - sum ||x - x_hat||^2 / sum ||x - mean||^2, the mean over all tokens."""
+    l0: float
+    """Mean active latents a token."""
+    frequency: Tensor
+    """[m] share of the tokens on which each latent fires."""
+
+
+def parameters(sae: SAE) -> Parameters:
+    """The SAE's weights as the training step knows them."""
+    return Parameters(sae.W_enc_rows.detach(), sae.b_enc.detach(), sae.W_dec.detach(), sae.b_dec.detach())
+
+
+def by_threshold(sae: SAE, x: Tensor, theta: Tensor | None = None, batch_size: int = 4096) -> Reconstruction:
+    """Inference: keep z > theta (the SAE's own threshold by default) on x [n, d]."""
+    weights = parameters(sae)
+    cut = sae.threshold if theta is None else theta
+
+    def select(part: Tensor) -> Codes:
+        z = activations(part, weights)
+        token, latent = (z > cut).nonzero(as_tuple=True)
+        return Codes(token, latent, z[token, latent], len(part), sae.m)
+
+    return _measure(sae, x, select, batch_size)
+
+
+def as_trained(sae: SAE, x: Tensor, batch_size: int, seed: int = 0) -> Reconstruction:
+    """Training's own selection, as in its last step: pool and cut over batches of x [n, d]."""
+    if sae.config is None:
+        raise UserError("this SAE has no training configuration: it can only be evaluated by threshold")
+    config, weights = sae.config, parameters(sae)
+    generator = torch.Generator(sae.device).manual_seed(seed)
+
+    def select(part: Tensor) -> Codes:
+        found = candidates(PlainEncoder(part, weights), config, 10**9 - 1, 10**9, generator)
+        return keep_largest(found.z, config.k, found.group, sae.m, found.columns, config.cut)
+
+    whole = len(x) - len(x) % batch_size
+    return _measure(sae, x[:whole] if whole else x, select, batch_size)
+
+
+@torch.no_grad()
+def _measure(sae: SAE, x: Tensor, select: Callable[[Tensor], Codes], batch_size: int) -> Reconstruction:
+    mean = x.double().mean(0).to(sae.device, sae.dtype)
+    error = variance = torch.zeros((), dtype=torch.float64, device=sae.device)
+    fired = torch.zeros(sae.m, dtype=torch.long, device=sae.device)
+    for part in x.split(batch_size):
+        part = part.to(sae.device, sae.dtype)
+        codes = select(part)
+        x_hat = decode(codes, sae.W_dec) + sae.b_dec
+        error = error + (part - x_hat).square().sum(dtype=torch.float64)
+        variance = variance + (part - mean).square().sum(dtype=torch.float64)
+        fired += torch.bincount(codes.latent, minlength=sae.m)
+    l0 = float(fired.sum()) / len(x)
+    return Reconstruction(float(1 - error / variance), l0, fired.double() / len(x))
+
+
+@torch.no_grad()
+def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096) -> float:
+    """x [n, d] -> theta such that exactly k * n activations of x pass z > theta (0 if fewer are positive).
+
+    Exact up to ties: each chunk gives its largest values, more than could pass, and theta is the largest
+    value that must not.
+    """
+    wanted, spare = k * len(x), 4
+    while True:
+        values, floor = [], 0.0
+        for part in x.split(chunk):
+            z = sae.pre_activations(part.to(sae.device))
+            keep = min(spare * k * len(part), z.numel())
+            top = z.view(-1)[largest(z, keep)]
+            if len(top) == keep < z.numel():  # this chunk may have more below its smallest
+                floor = max(floor, float(top.min()))
+            values.append(top)
+        everything = torch.cat(values)
+        enough = len(everything) > wanted
+        theta = float(everything.topk(wanted + 1, sorted=False).values.min()) if enough else 0.0
+        if theta >= floor or floor == 0.0:
+            # The SAE keeps its threshold in float32: round up, so that the value itself does not pass.
+            rounded = np.float32(theta)
+            return float(rounded if rounded >= theta else np.nextafter(rounded, np.float32(np.inf)))
+        spare *= 4
+
+
+class Heldout(NamedTuple):
+    """An SAE by its threshold on held-out tokens."""
+
+    fvu: float | None
+    """Fraction of variance unexplained; none where the tokens are all the same."""
+    l0: float
+    """Mean active latents a token."""
+
+
+@torch.no_grad()
+def measure_heldout(sae: SAE, x: Tensor, chunk: int = 4096) -> Heldout:
+    """x [n, d] -> what the SAE makes of it; for a threshold calibrated on the same tokens L0 is K."""
+    mean = x.double().mean(0)
+    error = variance = 0.0
+    active = 0
+    for part in x.split(chunk):
+        codes = sae.encode(part.to(sae.device))
+        active += int((codes > 0).sum())
+        error += float((part.to(sae.device) - sae.decode(codes)).double().square().sum())
+        variance += float((part.double() - mean).square().sum())
+    return Heldout(error / variance if variance > 0 else None, active / len(x))

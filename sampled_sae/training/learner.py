@@ -1,0 +1,162 @@
+"""Which way a learner takes through a step: the fast one where its kernels run, the plain one elsewhere."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from sampled_sae import kernels
+from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.parameters import Parameters, geometric_median, start_parameters
+from sampled_sae.method.pools import churn
+from sampled_sae.method.scores import get_score
+from sampled_sae.method.selection import Selection
+from sampled_sae.sae import SAE
+from sampled_sae.training.optimizer import learning_rate
+from sampled_sae.training.step import Moved, PlainPath
+
+
+class Path(Protocol):
+    """What `plain.PlainPath` and `kernels.path.FastPath` have in common."""
+
+    name: str
+
+    def select(self, x: Tensor, step: int, pool: Tensor) -> Selection: ...
+
+    def move(self, x: Tensor, selection: Selection, dead: Tensor | None, lr: float) -> Moved: ...
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def load_state(self, state: dict[str, Tensor]) -> None: ...
+
+
+def open_path(weights: Parameters, config: SAEConfig, steps: int, generator: torch.Generator) -> Path:
+    """The fastest path that runs where the weights are. SAMPLED_SAE_PATH=plain takes the plain one everywhere."""
+    if os.environ.get("SAMPLED_SAE_PATH") != "plain" and kernels.usable(weights.b_dec.device, weights.b_dec.dtype):
+        from sampled_sae.kernels.path import FastPath
+
+        return FastPath(weights, config, steps, generator)
+    return PlainPath(weights, config, steps, generator)
+
+
+class Stats(NamedTuple):
+    """Measurements of one step; tensors stay on the device until somebody logs them."""
+
+    loss: Tensor
+    fve: Tensor
+    l0: float
+    threshold: Tensor
+    lr: float
+    dead: Tensor
+    churn: Tensor
+    ever_pooled: Tensor
+    gradient_norm: Tensor
+    auxk: Tensor
+
+
+class Learner:
+    """Trains one SAE, a batch at a time. Random numbers come from its own generator alone."""
+
+    def __init__(self, config: SAEConfig, d: int, steps: int, seed: int, device: torch.device, dtype: torch.dtype):
+        self.config = config
+        self.steps = steps
+        get_score(config.pool.score)  # an unknown name is better found now than at the first step
+        m = config.latents
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.weights = start_parameters(d, m, self.generator, dtype)
+        self.path = open_path(self.weights, config, steps, self.generator)
+        self.tokens_seen = 0
+        self.tokens_since_fired = torch.zeros(m, dtype=torch.long, device=device)
+        self.threshold = torch.full((), torch.nan, dtype=torch.float32, device=device)
+        self.pool = torch.zeros(m, dtype=torch.bool, device=device)
+        self.ever_pooled = torch.zeros(m, dtype=torch.bool, device=device)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def step(self, x: Tensor, step: int, measure: bool = True) -> Stats | None:
+        """One optimiser step on x [B, d]; `step` counts from 0. Measurements cost a little: only on request."""
+        config = self.config
+        if step == 0:
+            self.weights.b_dec.copy_(geometric_median(x))
+        selection = self.path.select(x, step, self.pool)
+        pool_churn = churn(selection.pool, self.pool) if measure else None
+        self.pool.copy_(selection.pool)
+        self.ever_pooled |= selection.pool
+        self._average_threshold(selection, step)
+        dead = self._count(selection, len(x))
+        lr = learning_rate(config.optimizer, step, self.steps)
+        moved = self.path.move(x, selection, dead, lr)
+        if pool_churn is None:
+            return None
+        return Stats(
+            loss=moved.loss.clone(),  # another learner's step may write where these lie
+            fve=1 - moved.error / (x - x.mean(0)).square().sum(),
+            l0=selection.kept() / len(x),
+            threshold=self.threshold,
+            lr=lr,
+            dead=self.dead().float().mean(),
+            churn=pool_churn,
+            ever_pooled=self.ever_pooled.float().mean(),
+            gradient_norm=moved.norm.clone(),
+            auxk=moved.auxk.clone(),
+        )
+
+    def dead(self) -> Tensor:
+        """[m] bool: who has not fired for `dead_after` tokens."""
+        return self.tokens_since_fired >= self.config.auxk.dead_after
+
+    def _average_threshold(self, selection: Selection, step: int) -> None:
+        config = self.config.threshold
+        if step <= min(config.start_step, self.steps // 2):
+            return
+        smallest = selection.smallest()
+        mixed = config.beta * self.threshold + (1 - config.beta) * smallest
+        self.threshold = torch.where(self.threshold.isnan(), smallest, mixed)
+
+    def _count(self, selection: Selection, tokens: int) -> Tensor | None:
+        """Update the tokens since each latent fired; returns the dead latents [n_dead], none if there are none."""
+        self.tokens_since_fired += tokens
+        self.tokens_since_fired.masked_fill_(selection.fired, 0)
+        self.tokens_seen += tokens
+        if self.config.auxk.alpha == 0 or self.tokens_seen < self.config.auxk.dead_after:
+            return None  # nobody can be dead yet, and looking would make the GPU wait
+        dead = self.dead().nonzero().squeeze(1)
+        return dead if len(dead) else None
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on."""
+        named = {f"weights.{name}": value for name, value in self.weights._asdict().items()}
+        adam = {f"adam.{name}": value for name, value in self.path.state().items()}
+        own = {name: getattr(self, name) for name in _COUNTERS}
+        seen = torch.tensor(self.tokens_seen)
+        return named | adam | own | {"generator": self.generator.get_state(), "tokens_seen": seen}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state`."""
+        for name, value in self.weights._asdict().items():
+            value.copy_(state[f"weights.{name}"])
+        self.path.load_state(
+            {key.removeprefix("adam."): value for key, value in state.items() if key.startswith("adam.")}
+        )
+        for name in _COUNTERS:
+            setattr(self, name, state[name].to(self.weights.b_dec.device))
+        self.generator.set_state(state["generator"].cpu())
+        self.tokens_seen = int(state["tokens_seen"])
+
+    def sae(self) -> SAE:
+        """A copy of the SAE as it is now, in the units of the training input, threshold from the average."""
+        m, d = self.weights.W_dec.shape
+        sae = SAE(d, m, config=self.config, dtype=self.weights.W_dec.dtype).to(self.weights.W_dec.device)
+        with torch.no_grad():
+            targets = Parameters(sae.W_enc_rows, sae.b_enc, sae.W_dec, sae.b_dec)
+            for target, source in zip(targets, self.weights, strict=True):
+                target.copy_(source)
+            sae.threshold_ema.copy_(self.threshold)
+            sae.threshold.copy_(self.threshold.nan_to_num(0.0))
+        return sae
+
+
+_COUNTERS = ("tokens_since_fired", "threshold", "pool", "ever_pooled")

@@ -1,0 +1,86 @@
+"""What a run will need, said before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sampled_sae import kernels
+from sampled_sae.method.config import Everything, SAEConfig, Scope
+from sampled_sae.method.scores import get_score
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.system import available
+
+LIBRARIES = 64 * 2**20
+"""What torch's own buffers were seen to take on top."""
+
+
+def needed(configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.dtype, fast: bool = False) -> int:
+    """Bytes that training these SAEs side by side takes at its peak, from the shapes alone.
+
+    What the activations themselves take is not counted.
+    """
+    if fast:
+        kept = sum(28 * c.latents * d + 32 * c.latents for c in configs)  # with a copy of both matrices in 16 bits
+        return int(1.05 * (kept + max(_fast_working(c, d, batch_size) for c in configs))) + LIBRARIES
+    # Kept for every SAE: weights and Adam's two moments.
+    kept = sum(3 * (2 * c.latents * d + c.latents + d) + 3 * c.latents for c in configs)
+    # Held for one SAE at a time: gradients with one working copy, activations, dead latents' copies.
+    values = kept + max(_working(c, d, batch_size) for c in configs)
+    return int(1.1 * dtype.itemsize * values) + LIBRARIES
+
+
+def _working(config: SAEConfig, d: int, batch_size: int) -> int:
+    m, scope = config.latents, config.pool.scope
+    activations = 2 * m * batch_size  # values, a working copy at the end, and masks of one byte each
+    if not isinstance(config.pool.size, Everything):
+        activations += batch_size * config.pool.size.latents(config.k, m)
+        if get_score(config.pool.score).reads == "activations":
+            activations += batch_size * m  # a score's working copy
+        smallest = min(batch_size, scope.tokens or batch_size, scope.then or batch_size)
+        activations += 8 * m * (batch_size // smallest)  # scores, keys and masks of every group's pool
+        if config.pool.score == "leverage":
+            activations += 3 * batch_size * smallest
+    auxk = (2 * m * d + 3 * m * batch_size) if config.auxk.alpha > 0 else 0
+    kept = 6 * config.k * batch_size
+    return int(3 * m * d + max(activations + kept, auxk) + 6 * batch_size * d)
+
+
+def _fast_working(config: SAEConfig, d: int, batch_size: int) -> int:
+    """Bytes that the GPU's path holds for one SAE at a time."""
+    m, pool = config.latents, config.pool
+    z = 2 * m * batch_size
+    if not isinstance(pool.size, Everything):
+        z += 2 * batch_size * pool.size.latents(config.k, m)
+        if pool.scope != Scope() or get_score(pool.score).reads == "activations":
+            z += 8 * m * batch_size  # what a score of the user's own takes: it sees all of Z in 32 bits
+    lists = 60 * config.k * batch_size + batch_size * (8 * d + m // 8)
+    gradients = 8 * m * d + lists
+    # AuxK may find every latent dead, and works outside of the recorded part of a step.
+    auxk = 4 * m * batch_size + 20 * m * d if config.auxk.alpha > 0 else 0
+    return max(z + lists, gradients) + auxk
+
+
+def check(
+    configs: Sequence[SAEConfig], d: int, batch_size: int, device: torch.device, dtype: torch.dtype, beside: int = 0
+) -> str:
+    """One line that says what will be needed; refuses when it is not there. `beside` is what the activations take."""
+    need, free = needed(configs, d, batch_size, dtype, kernels.usable(device, dtype)) + beside, available(device)
+    line = f"memory: about {readable(need)} on {device}" + (
+        f", {readable(beside)} of them for activations" * bool(beside)
+    )
+    if free is None:
+        return line
+    if need > free:
+        lower = ", or lower buffer_tokens and contexts_at_once of the harvest" if beside else ""
+        raise UserError(
+            f"{line} needed for {len(configs)} SAEs at batch_size = {batch_size}, but only {readable(free)} are "
+            f"free: lower batch_size or latents, or train fewer SAEs at once{lower}"
+        )
+    return f"{line}, {readable(free)} free"
+
+
+def readable(size: int) -> str:
+    """Bytes in words."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,1 @@
+"""Helpers without SAE-specific code."""

@@ -1,0 +1,164 @@
+"""From a model's name and a text to SAEs, by the command line, on a tiny model saved on the spot."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import sampled_sae as ss
+from sampled_sae import cli
+from sampled_sae.cli.train import SOURCES, Train
+from tests.models.tiny_models import LAYERS, make_model, make_tokenizer
+
+SMALL = ["--context", "20", "--buffer-tokens", "800", "--heldout-tokens", "60", "--batch-size", "50", "--latents", "64"]
+SMALL += ["--k", "4", "--device", "cpu", "--tokens", "600"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    make_model("gpt_neox").save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.jsonl"
+    lines = [json.dumps({"text": f"{n} " + " ".join(f"the{n * i % 97}" for i in range(30))}) for n in range(60)]
+    file.write_text("\n".join(lines))
+    return file
+
+
+def run(*words) -> None:
+    cli.main([str(word) for word in words])
+
+
+def train(*words) -> None:
+    run("train", *words)
+
+
+def test_one_command_from_a_model_and_a_text(model, text, tmp_path, capsys):
+    words = ("--model", model, "--text", text, "--layer", 1, "--out", tmp_path / "run", *SMALL)
+    train(*words, "--methods", "batchtopk", "sampled", "--scores", "l2", "uniform")
+    folders = capsys.readouterr().out.split()
+    assert [f.rsplit("/", 1)[1] for f in folders] == ["batchtopk-s0", "l2-l5-s0", "uniform-l5-s0"]
+    sae = ss.SAE.load(folders[1])
+    assert sae.metadata["hook_module"] == "gpt_neox.layers.1" and sae.metadata["context_size"] == 20
+    train(*words, "--methods", "batchtopk", "sampled", "--scores", "l2", "uniform", "--resume")
+    assert capsys.readouterr().out.split() == folders
+
+
+def test_several_layers_in_one_run(model, text, tmp_path, capsys):
+    common = ("--model", model, "--text", text, *SMALL)
+    train(*common, "--layer", 2, 0, "--out", tmp_path / "both")
+    folders = capsys.readouterr().out.split()
+    assert [Path(f).relative_to(tmp_path / "both").parts[0] for f in folders] == ["layer-2", "layer-0"]
+    train(*common, "--layer", 2, "--out", tmp_path / "one")
+    alone, together = ss.SAE.load(capsys.readouterr().out.strip()), ss.SAE.load(folders[0])
+    assert alone.metadata["layer"] == together.metadata["layer"] == 2
+    assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), together.parameters(), strict=True))
+    train(*common, "--layer", 2, 0, "--out", tmp_path / "both", "--resume")
+    assert capsys.readouterr().out.split() == folders
+
+
+def test_a_short_run_harvests_no_more_than_it_trains_on(model, text, tmp_path):
+    small = ("--context", 20, "--heldout-tokens", 60, "--batch-size", 50, "--latents", 64, "--k", 4, "--device", "cpu")
+    words = ("--model", model, "--text", text, "--layer", 1, *small, "--steps", 3)
+    train(*words, "--out", tmp_path / "usual")
+    train(*words, "--out", tmp_path / "less", "--buffer-tokens", 100)
+    sizes = [
+        json.loads((tmp_path / name / "run.json").read_text())["source"]["buffer_tokens"] for name in ("usual", "less")
+    ]
+    assert sizes == [160, 100]  # 8 contexts hold three batches and 2% more; what is asked for is an upper bound
+
+
+def test_trained_saes_are_evaluated_once(model, text, tmp_path, capsys):
+    words = ("--model", model, "--text", text, "--layer", 1, "--out", tmp_path / "run", *SMALL)
+    train(*words, "--methods", "batchtopk", "topk")
+    capsys.readouterr()
+    run("eval", tmp_path / "run", "--text", text, "--contexts", 3, "--device", "cpu")
+    table = capsys.readouterr().out
+    assert "batchtopk-s0" in table and "topk-s0" in table and "CE recovered" in table
+    file = tmp_path / "run" / "saes" / "topk-s0" / "evals" / "core.json"
+    content = json.loads(file.read_text())
+    assert content["result"]["contexts"] == 3 and content["result"]["layer"] == 1
+    assert 0 < content["result"]["measured"]["fvu"]["value"] < 2
+    before = file.stat().st_mtime_ns
+    run("eval", tmp_path / "run", "--text", text, "--contexts", 3, "--device", "cpu")
+    assert file.stat().st_mtime_ns == before
+    run("eval", tmp_path / "run", "--text", text, "--contexts", 2, "--device", "cpu")  # another question
+    assert json.loads(file.read_text())["result"]["contexts"] == 2
+    for line, bad in (
+        ("holds no SAE", ("eval", tmp_path / "nothing", "--text", text)),
+        (
+            "was trained on this text but for its first 3 contexts",
+            ("eval", tmp_path / "run", "--text", text, "--contexts", 9999, "--redo"),
+        ),
+        ("layer = 9", ("eval", tmp_path / "run", "--text", text, "--contexts", 2, "--layer", 9)),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            run(*bad, "--device", "cpu")
+        assert stop.value.code == 2 and line in capsys.readouterr().err
+
+
+def test_a_cache_is_written_continued_and_trained_on(model, text, tmp_path, capsys):
+    common = ["--context", "20", "--buffer-tokens", "800", "--heldout-tokens", "60", "--device", "cpu"]
+    common += ["--model", model, "--text", text, "--layer", "1", "--shard-tokens", "300"]
+    run(*("cache", "--out", tmp_path / "cache", "--tokens", 900, *common, "--only-size"))
+    assert "900 tokens of width 16: 0.00 GB" in capsys.readouterr().out
+    assert not (tmp_path / "cache").exists()
+    run("cache", "--out", tmp_path / "cache", "--tokens", 500, *common)
+    run("cache", "--out", tmp_path / "cache", "--tokens", 900, *common)
+    run("cache", "--out", tmp_path / "whole", "--tokens", 900, *common)
+    for file in sorted((tmp_path / "whole").glob("shard-*")):
+        assert file.read_bytes() == (tmp_path / "cache" / file.name).read_bytes()
+    small = ("--steps", 8, "--batch-size", 50, "--latents", 64, "--k", 4)
+    train(tmp_path / "cache", "--out", tmp_path / "run", *small)
+    folder = capsys.readouterr().out.split()[-1]
+    assert folder.endswith("batchtopk-s0") and ss.SAE.load(folder).metadata["layer"] == 1
+
+
+def refused(line: str, capsys, *words) -> None:
+    with pytest.raises(SystemExit) as stop:
+        train(*words)
+    error = capsys.readouterr().err
+    last = error.splitlines()[-1]
+    assert stop.value.code == 2 and last.startswith("error: ") and line in last
+    assert "Traceback" not in error and error.count("error: ") == 1
+
+
+def test_bad_input_is_one_line(model, text, tmp_path, capsys):
+    out = ("--out", tmp_path / "run", *SMALL)
+    where = ("--model", model, "--text", text, *out)
+    refused(f"layer = {LAYERS}", capsys, *where, "--layer", LAYERS)
+    refused("layer: is missing", capsys, *where)
+    refused("text: is missing", capsys, "--model", model, "--layer", 1, *out)
+    refused("model: is missing", capsys, *out)
+    refused("no-such-text.txt", capsys, "--model", model, "--text", "no-such-text.txt", "--layer", 1, *out)
+    refused("model = './nothing'", capsys, "--model", "./nothing", "--text", text, "--layer", 1, *out)
+    refused("give one of the two", capsys, *where, "--layer", 1, "--steps", 5)
+    refused("give one of the two", capsys, "acts.npy", *where, "--layer", 1)
+    refused("tokens = 600: must be at least batch_size = 700", capsys, *where, "--layer", 1, "--batch-size", 700)
+    refused("context", capsys, *where, "--layer", 1, "--context", 100)
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    refused("tokens", capsys, "--model", model, "--text", short, "--layer", 1, *out)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_the_papers_preset_is_its_table(tmp_path):
+    command = Train(tmp_path, preset="paper")
+    chosen = command._chosen()
+    assert command._steps(chosen) == 6103
+    assert Train(tmp_path, preset="paper-50k")._steps(Train(tmp_path, preset="paper-50k")._chosen()) == 50_000
+    assert Train(tmp_path, preset="paper", steps=7)._steps(Train(tmp_path, preset="paper", steps=7)._chosen()) == 7
+    configs = command._configs(chosen)
+    assert len(configs) == 49 and {(c.latents, c.k) for c in configs} == {(65_536, 60)}
+    first = configs[0]
+    assert (first.optimizer.lr, first.optimizer.beta1, first.optimizer.beta2) == (3e-4, 0.9, 0.999)
+    assert (first.optimizer.clip, first.optimizer.warmup_steps, first.auxk.alpha) == (1.0, 1000, 1 / 32)
+    assert (first.threshold.start_step, first.threshold.beta) == (1000, 0.999)
+    source = command.source.or_else(SOURCES["paper"])
+    assert (source.model, source.layer, source.context) == ("EleutherAI/pythia-160m-deduped", (6,), 1024)

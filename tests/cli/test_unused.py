@@ -1,0 +1,134 @@
+"""Flags that nothing uses are refused, and what is odd about a run is told."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import sampled_sae as ss
+from sampled_sae import cli
+from sampled_sae.cli.train import Train
+from sampled_sae.config import to_dict
+
+SIZE = ("--latents", 48, "--k", 4)
+SHORT = ("--steps", 5, "--batch-size", 200, "--device", "cpu")
+
+
+@pytest.fixture
+def acts(tmp_path, activations) -> Path:
+    np.save(tmp_path / "acts.npy", activations.numpy())
+    return tmp_path / "acts.npy"
+
+
+def train(*words) -> None:
+    cli.main(["train", *map(str, words)])
+
+
+def refusal(capsys, *words) -> str:
+    with pytest.raises(SystemExit) as stop:
+        train(*words)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and len(error.splitlines()) == 1
+    return error.strip().removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("--scores", "entropy"),
+            "--scores entropy is not used by --methods batchtopk: it is for sampled, released",
+        ),
+        (("--l", 30), "--l 30 is not used by --methods batchtopk: it is for sampled"),
+        (
+            ("--methods", "released", "topk", "--l", 3, 5),
+            "--l 3 5 is not used by --methods released topk: it is for sa",
+        ),
+        (("--pick", "sample"), "--pick sample is not used by --methods batchtopk: it is for sampled"),
+        (
+            ("--methods", "sampled", "--fraction", 0.2),
+            "--fraction 0.2 is not used by --methods sampled: it is for rele",
+        ),
+        (("--methods", "topk", "--at", 0.5), "--at 0.5 is not used by --methods topk: it is for topk_then_batchtopk"),
+        (("--text", "stdlib"), "--text stdlib is not used with the activations in "),
+        (("--layer", 3, 4), "--layer 3 4 is not used with the activations in "),
+        (("--context", 64), "--context 64 is not used with the activations in "),
+        (("--buffer-tokens", 64), "--buffer-tokens 64 is not used with the activations in "),
+        (("--bos",), "--bos is not used with the activations in "),
+        (("--key", "a"), "--key a is not used with "),
+        (("--batch-size", 0), "batch_size = 0: must be at least 1"),
+    ],
+)
+def test_a_flag_that_nothing_uses_is_an_error(words, line, acts, tmp_path, capsys):
+    assert refusal(capsys, acts, "--out", tmp_path / "run", *SIZE, *SHORT, *words).startswith(line)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_of_configurations_leaves_nothing_to_flags(acts, tmp_path, capsys):
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps([to_dict(ss.sampled(32, 2))]))
+    words = (acts, "--out", tmp_path / "run", *SHORT, "--configs", file)
+    for flag in (("--latents", 64), ("--k", 3), ("--lr", 1e-3), ("--methods", "topk"), ("--l", 5), ("--dead-after", 5)):
+        assert refusal(capsys, *words, *flag).startswith(f"{flag[0]} {flag[1]} is not used with --configs {file}")
+    assert refusal(capsys, *words, "--seeds", 1, 2).startswith(f"--seeds 1 2 is not used with --configs {file}")
+    train(*words, "--seeds", 3)
+    assert capsys.readouterr().out.strip().endswith("l2-l5-s3")
+
+
+def test_a_models_run_has_no_key(tmp_path, capsys):
+    words = ("--model", "m", "--text", "t", "--layer", 1, "--out", tmp_path / "run", *SHORT, "--key", "a")
+    assert refusal(capsys, *words) == "--key a is not used with --model: it is for a file of activations"
+
+
+def test_flags_that_one_method_uses_are_fine(acts, tmp_path, capsys, activations):
+    save_file({"a": activations.numpy(), "b": activations.numpy()}, tmp_path / "x.safetensors")
+    words = (
+        "--methods",
+        "batchtopk",
+        "sampled",
+        "annealed",
+        "--l",
+        2,
+        "--scores",
+        "l2",
+        "--fraction",
+        0.5,
+        "--at",
+        0.5,
+    )
+    train(
+        tmp_path / "x.safetensors",
+        "--key",
+        "a",
+        "--heldout-tokens",
+        100,
+        "--out",
+        tmp_path / "run",
+        *SIZE,
+        *SHORT,
+        *words,
+    )
+    assert len(capsys.readouterr().out.split()) == 3
+
+
+def test_presets_go_on_with_what_is_overridden(tmp_path):
+    for overrides in ({"methods": ("batchtopk",)}, {"l": (5.0,)}, {"scores": ("l2",), "latents": 4096, "lr": 1e-3}):
+        command = Train(tmp_path, preset="paper", **overrides)
+        chosen = command._chosen()
+        command._refuse_unused(chosen)
+        assert command._configs(chosen)
+
+
+def test_a_pool_of_all_latents_is_told(acts, tmp_path, capsys):
+    words = ("--methods", "sampled", "--l", 2, 12, 1000, "--seeds", 0, 1)
+    train(acts, "--out", tmp_path / "run", *SIZE, *SHORT, *words)
+    told = [line for line in capsys.readouterr().err.splitlines() if "pool holds all latents" in line]
+    assert told == [f"l2-{l}: its pool holds all latents, so it is BatchTopK" for l in ("l12", "l1000")]
+
+
+def test_version(capsys):
+    cli.main(["--version"])
+    assert capsys.readouterr().out == f"sampled-sae {ss.__version__}\n"
+    assert ss.__version__

@@ -1,0 +1,141 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sampled_sae as ss
+from sampled_sae.config import to_dict
+from sampled_sae.method.config import (
+    Annealed,
+    Constant,
+    Everything,
+    Fraction,
+    Multiplier,
+    OptimizerConfig,
+    PoolConfig,
+    SAEConfig,
+    Scope,
+    Size,
+    sae_config_from_dict,
+)
+from sampled_sae.method.presets import label, named
+from sampled_sae.training import memory
+from sampled_sae.training.optimizer import learning_rate
+from sampled_sae.training.run import TrainConfig
+from sampled_sae.utils.errors import UserError
+
+ALL = [
+    ss.batchtopk(64, 4),
+    ss.topk(64, 4, seed=3),
+    ss.topk_then_batchtopk(64, 4, until=0.5),
+    ss.sampled(64, 4, "entropy", l=2.5, pick="sample"),
+    ss.released(64, 4, name="mine"),
+    ss.annealed(64, 4, until=0.5),
+    SAEConfig(64, 4, pool=PoolConfig("l1", Size(9), scope=Scope(tokens=8)), cut="token"),
+    ss.batchtopk(np.int64(64), 4, optimizer=OptimizerConfig(lr=np.float32(0.5), clip=float("inf"))),
+]
+
+
+@pytest.mark.parametrize("config", ALL, ids=label)
+def test_configurations_survive_json(config):
+    assert sae_config_from_dict(json.loads(json.dumps(to_dict(config), allow_nan=False))) == config
+
+
+def test_labels_and_names_are_unique():
+    assert [label(c) for c in ALL[:4]] == ["batchtopk", "topk", "topk-then-batch-at50", "entropy-l2.5-sampled"]
+    names = [c.name for c in named([*ALL, *ALL], seed=7)]
+    assert len(set(names)) == len(names)
+    assert names[0] == "batchtopk-s7"
+    assert names[1] == "topk-s3"
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Multiplier(0.5), "l = 0.5: must be a number of at least 1"),
+        (lambda: Multiplier(float("nan")), "l = nan: must be"),
+        (lambda: ss.sampled(64, 4, l=0), "l = 0.0: must be"),
+        (lambda: SAEConfig(64, 65), "k = 65: must be at most latents = 64"),
+        (lambda: SAEConfig(64, 0), "k = 0: must be at least 1"),
+        (lambda: SAEConfig(64, 8, pool=PoolConfig(size=Size(7))), "pool size = 7: must be at least k = 8"),
+        (lambda: Fraction(1.5), "pool fraction = 1.5"),
+        (lambda: PoolConfig(pick="best"), "pick = 'best': must be 'top' or 'sample'"),
+        (lambda: PoolConfig(size=Size(9), refresh=3, scope=Scope(tokens=2)), "refresh = 3: a pool can only be kept"),
+        (lambda: OptimizerConfig(lr=-1), "lr = -1.0: must be a positive number"),
+        (lambda: SAEConfig(64, 2.5), "k = 2.5: must be a whole number"),
+        (lambda: SAEConfig("64", 4), "latents = '64': must be a whole number"),
+        (lambda: OptimizerConfig(lr="fast"), "lr = 'fast': must be a number"),
+        (lambda: SAEConfig(64, 4, seed=2**64), "seed = 18446744073709551616: must fit into 64 bits"),
+        (lambda: PoolConfig(size=5), "pool size = 5: must be a Multiplier, Size or Fraction"),
+        (lambda: SAEConfig(64, 4, pool="l2"), "pool = 'l2': must be a PoolConfig"),
+        (lambda: SAEConfig(64, 4, name="x" * 300), "of 200 letters at most"),
+        (lambda: sae_config_from_dict({"k": 4}), "SAEConfig field = 'latents': is missing"),
+        (lambda: sae_config_from_dict([1]), "must be an object with named fields"),
+        (lambda: TrainConfig(steps=0), "steps = 0: must be at least 1"),
+        (lambda: SAEConfig(64, 4, name="a/b"), "name = 'a/b': must be usable as a folder's name"),
+        (lambda: sae_config_from_dict({"latents": 64, "k": 4, "lr": 1}), "SAEConfig field = 'lr': unknown; the fields"),
+        (
+            lambda: sae_config_from_dict({"latents": 64, "k": 4, "pool": {"size": {"kind": "huge"}}}),
+            "size kind = 'huge'",
+        ),
+    ],
+)
+def test_bad_settings_name_field_value_and_what_is_right(make, line):
+    with pytest.raises(UserError) as caught:
+        make()
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_learning_rate_over_time():
+    config = OptimizerConfig(lr=1.0, warmup_steps=10, decay=0.2)
+    rates = [learning_rate(config, step, 100) for step in range(100)]
+    assert rates[0] == 0
+    assert rates[5] == 0.5
+    assert set(rates[10:81]) == {1.0}
+    assert rates[90] == 0.5
+    assert rates[99] == pytest.approx(1 / 20)
+    assert learning_rate(OptimizerConfig(lr=1.0), 20, 100) == 1.0  # 1,000 steps of warm-up would never end
+
+
+def test_memory_is_estimated_and_refused():
+    small = memory.needed([ss.batchtopk(64, 4)], 16, 200, torch.float32)
+    assert 3 * 2 * 64 * 16 * 4 < small - memory.LIBRARIES < 10**6
+    assert memory.needed([ss.batchtopk(64, 4)] * 5, 16, 200, torch.float32) < 5 * small
+    with pytest.raises(UserError, match=r"GiB on cpu needed for 1 SAEs at batch_size = 4096, but only"):
+        memory.check([ss.batchtopk(2**27, 4)], 4096, 4096, torch.device("cpu"), torch.float32)
+
+
+def test_defaults_are_batchtopk_and_the_papers_training_table():
+    config = SAEConfig(65_536, 60)
+    assert config.pool == PoolConfig("l2", Everything(), "top", Scope(), Constant(), 1)
+    assert (config.optimizer.lr, config.optimizer.warmup_steps, config.optimizer.clip) == (3e-4, 1000, 1.0)
+    assert (config.auxk.alpha, config.threshold.beta, config.threshold.start_step) == (1 / 32, 0.999, 1000)
+    assert Annealed().until == 1
+
+
+MEASURE = """
+import pathlib, torch, sampled_sae as ss
+from sampled_sae.training import memory
+torch.set_num_threads(1)
+def peak():  # of this process alone; getrusage would begin with the parent's
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+x = torch.randn(8000, 128)
+off = ss.AuxKConfig(alpha=0)
+def train(config, n): ss.train(x[:n], [config], steps=3, batch_size=1000, progress=False, device="cpu")
+train(ss.batchtopk(64, 4), 2000)  # load what torch loads
+before, config = peak(), ss.batchtopk(2**16, 16, auxk=off)
+train(config, 8000)
+print((peak() - before) / memory.needed([config], 128, 1000, torch.float32))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+def test_the_estimate_is_near_what_a_run_takes():
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=120)
+    assert 0.6 < float(done.stdout) < 1.05, done.stderr

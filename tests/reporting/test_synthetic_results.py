@@ -1,0 +1,83 @@
+"""The synthetic experiment's numbers and what is said of them, on small made-up results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sampled_sae.reporting.sweep import Column, best_of
+from sampled_sae.reporting.synthetic import columns, configurations, ranked, summary
+from sampled_sae.utils.measures import form
+from tests.reporting.made_up import results, sae
+
+
+def test_best_is_judged_as_written() -> None:
+    high = Column("x", "x", 2, "high")
+    assert best_of([0.501, 0.499, None, 0.3], high) == [True, True, False, False]
+    assert best_of([0.5, 0.3], high._replace(best="low")) == [False, True]
+    assert best_of([0.5, 0.3], high._replace(best=None)) == [False, False]
+    assert best_of([0.5, 0.5], high) == [False, False]
+
+
+def test_all_features_are_weighed_by_bucket_size() -> None:
+    content = results(sae("a"))
+    content["data"]["buckets"][0]["features"] = 768
+    (only,) = configurations(content)
+    assert only.mean("recovered") == pytest.approx((768 + 128) / (768 + 3 * 256))
+
+
+def test_an_empty_bucket_does_not_count() -> None:
+    content = results(sae("a", recovery={"LF+HA": 1.0, "HF+HA": 0.5, "LF+LA": 0.0, "HF+LA": None}))
+    assert configurations(content)[0].mean("recovered") is None
+    content["data"]["buckets"][3]["features"] = 0
+    assert configurations(content)[0].mean("recovered") == pytest.approx(0.5)
+
+
+def test_numbers_as_text() -> None:
+    assert form(-0.0001, 3) == "0.000"
+    assert form(12345.6, 0) == "12,346"
+    assert form(None, 2) == form(float("inf"), 2) == form(True, 2) == "-"
+
+
+def said(*saes: dict[str, Any]) -> str:
+    return summary(results(*saes), str)
+
+
+def test_best_threshold_comes_first() -> None:
+    runs = [sae("a"), sae("none", fve_heldout_threshold=None), sae("b", fve_heldout_threshold=0.9)]
+    assert [row.label for row in ranked(configurations(results(*runs)))] == ["b", "a", "none"]
+
+
+def test_fve_by_moving_average_is_no_contest() -> None:
+    contest = {column.title for column in columns(results(sae("a"))) if column.best}
+    # Each SAE has an L0 of its own under the moving average, and a higher L0 buys a higher FVE.
+    assert "FVE by threshold" in contest and "FVE by moving average" not in contest
+
+
+def test_seeds_that_read_the_same_have_no_range() -> None:
+    def text(high: float) -> str:
+        return said(sae("a", 0, fve_heldout_threshold=0.9), sae("a", 1, fve_heldout_threshold=high), sae("b"))
+
+    assert "a has the best held-out FVE by threshold, 0.900; next" in text(0.9001)
+    assert "a has the best held-out FVE by threshold, 0.905 (seeds 0.900 to 0.910); next" in text(0.91)
+
+
+def test_equals_are_named_together_and_batchtopk_first() -> None:
+    pair = sae("a", fve_heldout_threshold=0.8001), sae("BatchTopK", group="batchtopk", fve_heldout_threshold=0.8)
+    assert "BatchTopK and a have the best held-out FVE by threshold, 0.800; next comes b with 0.700." in said(
+        *pair, sae("b")
+    )
+    best = sae("b", fve_heldout_threshold=0.9)
+    assert "b has the best held-out FVE by threshold, 0.900; next come BatchTopK and a with 0.800." in said(*pair, best)
+
+
+def test_the_best_batchtopk_is_always_placed() -> None:
+    low = sae("BatchTopK", group="batchtopk", fve_heldout_threshold=0.1)
+    assert "next comes b with 0.700; BatchTopK has 0.100." in said(sae("a", fve_heldout_threshold=0.9), sae("b"), low)
+
+
+def test_a_gap_that_does_not_show_is_not_told() -> None:
+    assert "a (0.800 against 0.750)" in said(sae("a"))
+    assert "Training FVE" not in said(sae("a", fve_train=0.7504))
+    assert "Training FVE" not in said(sae("a", fve_train=0.5))

@@ -1,0 +1,74 @@
+import json
+
+import pytest
+import torch
+
+from sampled_sae.config import first_difference
+from sampled_sae.training import checkpoint
+from sampled_sae.training.checkpoint import Checkpoint
+from sampled_sae.utils.errors import UserError
+
+
+def at(step: int) -> Checkpoint:
+    return Checkpoint(step, {"steps": 10}, {"a": {"w": torch.full((3,), float(step))}}, {"scale": 1.5})
+
+
+def test_the_newest_is_loaded_and_old_ones_go(tmp_path):
+    for step in (1, 2, 3, 4):
+        checkpoint.save(tmp_path, at(step))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-000000003", "step-000000004"]
+    found = checkpoint.load_latest(tmp_path, {"steps": 10}, print)
+    assert found.step == 4
+    assert found.extra == {"scale": 1.5}
+    assert found.states["a"]["w"].tolist() == [4, 4, 4]
+    assert checkpoint.load_latest(tmp_path / "none", {}, print) is None
+
+
+@pytest.mark.parametrize("file", ["0.safetensors", "checkpoint.json"])
+def test_one_cut_short_is_passed_over_for_the_one_before(file, tmp_path):
+    checkpoint.save(tmp_path, at(1))
+    path = checkpoint.save(tmp_path, at(2)) / file
+    path.write_bytes(path.read_bytes()[:-5])
+    said = []
+    assert checkpoint.load_latest(tmp_path, {"steps": 10}, said.append).step == 1
+    assert len(said) == 1
+    assert file in said[0]
+    assert "step 1" in said[0]
+
+
+def test_no_good_one_left_is_an_error(tmp_path):
+    path = checkpoint.save(tmp_path, at(1)) / "0.safetensors"
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(UserError, match="cut short; no good checkpoint is left"):
+        checkpoint.load_latest(tmp_path, {"steps": 10}, print)
+    path.unlink()
+    with pytest.raises(UserError, match=r"0\.safetensors: damaged or missing"):
+        checkpoint.load_latest(tmp_path, {"steps": 10}, print)
+
+
+def test_another_configuration_is_refused_by_name(tmp_path):
+    checkpoint.save(tmp_path, at(1))
+    with pytest.raises(UserError, match="another configuration: steps was 10 and is now 20"):
+        checkpoint.load_latest(tmp_path, {"steps": 20}, print)
+
+
+def test_first_difference_names_the_path():
+    old = {"saes": [{"k": 4, "pool": {"score": "l2"}}], "seed": 0}
+    new = json.loads(json.dumps(old))
+    assert first_difference(old, new) is None
+    new["saes"][0]["pool"]["score"] = "l1"
+    assert first_difference(old, new) == "saes[0].pool.score was 'l2' and is now 'l1'"
+    assert first_difference(old, {"saes": old["saes"]}) == "seed was 0 and is now None"
+    assert "saes was" in first_difference(old, {"saes": [], "seed": 0})
+
+
+def test_a_write_that_fails_leaves_the_last_one_and_no_rubbish(tmp_path, monkeypatch):
+    checkpoint.save(tmp_path, at(1))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        checkpoint.save(tmp_path, at(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]

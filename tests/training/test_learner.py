@@ -1,0 +1,69 @@
+"""One SAE step by step: pools, the threshold, dead latents."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import sampled_sae as ss
+from sampled_sae.method.config import Annealed, AuxKConfig, Fraction, PoolConfig, SAEConfig
+from sampled_sae.training.learner import Learner
+from tests.small_runs import same_weights
+
+
+def test_l_of_m_over_k_is_batchtopk_bit_for_bit(activations):
+    """Codes, loss and weights after 20 steps."""
+    configs = [ss.batchtopk(48, 4), ss.sampled(48, 4, l=48 / 4), ss.sampled(48, 4, "entropy", l=1000)]
+    learners = [Learner(config, 16, 20, 0, torch.device("cpu"), torch.float32) for config in configs]
+    for step in range(20):
+        stats = [learner.step(activations[step * 200 : (step + 1) * 200], step) for learner in learners]
+        assert stats[0].loss == stats[1].loss == stats[2].loss
+    saes = [learner.sae() for learner in learners]
+    assert same_weights(saes[0], saes[1])
+    assert same_weights(saes[0], saes[2])
+    assert torch.equal(saes[0].encode(activations), saes[1].encode(activations))
+
+
+def test_a_dead_latent_comes_back_through_auxk(activations):
+    """A latent too weak ever to be kept learns again from what the others miss; without AuxK it stays dead."""
+
+    def tokens_silent(alpha: float) -> int:
+        config = replace(
+            ss.batchtopk(24, 4),
+            auxk=AuxKConfig(alpha=alpha, dead_after=400),
+            optimizer=ss.OptimizerConfig(lr=3e-3, warmup_steps=0),
+        )
+        learner = Learner(config, 16, 1000, 0, torch.device("cpu"), torch.float32)
+        learner.weights.W_enc[7] *= 0.01
+        for step in range(500):
+            learner.step(activations[torch.arange(200) + 200 * (step % 20)], step, measure=False)
+        return int(learner.tokens_since_fired[7])
+
+    assert tokens_silent(alpha=0.0) == 500 * 200
+    assert tokens_silent(alpha=1 / 32) < 20 * 200
+
+
+def test_threshold_average_starts_late_and_follows_the_smallest_kept_value(activations):
+    learner = Learner(ss.batchtopk(48, 4), 16, 20, 0, torch.device("cpu"), torch.float32)
+    values = []
+    for step in range(13):
+        before = learner.sae()
+        learner.step(activations[:200], step)
+        if step > 10:
+            z = before.pre_activations(activations[:200])
+            values.append(z.flatten().topk(4 * 200).values.min())
+        else:
+            assert learner.threshold.isnan()
+    torch.testing.assert_close(learner.threshold, (0.999 * values[0] + 0.001 * values[1]).detach())
+
+
+@pytest.mark.parametrize("refresh", [1, 10])
+def test_a_kept_pool_is_drawn_as_often_as_asked_also_while_it_grows(refresh, activations):
+    pool = PoolConfig("uniform", Fraction(0.3), schedule=Annealed(1.0), refresh=refresh)
+    learner = Learner(SAEConfig(48, 4, pool=pool), 16, 100, 0, torch.device("cpu"), torch.float32)
+    pools = []
+    for step in range(60):
+        learner.step(activations[:200], step, measure=False)
+        pools.append(tuple(learner.pool.tolist()))
+    assert len(set(pools)) == 60 // refresh
+    assert sum(pools[0]) < sum(pools[-1])

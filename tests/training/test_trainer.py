@@ -1,0 +1,144 @@
+"""Whole runs: all kinds of SAEs, of activations, and what they leave."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import sampled_sae as ss
+from sampled_sae.method.config import AuxKConfig, Fraction, PoolConfig, Released, SAEConfig, Scope, Size
+from sampled_sae.training import trainer
+from sampled_sae.training.callbacks import read_log
+from sampled_sae.training.heldout import by_threshold
+from sampled_sae.training.learner import Learner
+from tests.small_runs import QUIET, same_weights
+
+FAMILY = {
+    "batchtopk": ss.batchtopk(48, 4),
+    "topk": ss.topk(48, 4),
+    "topk then batchtopk": ss.topk_then_batchtopk(48, 4),
+    "l2": ss.sampled(48, 4, l=3),
+    "entropy": ss.sampled(48, 4, "entropy", l=3),
+    "uniform": ss.sampled(48, 4, "uniform", l=3),
+    "sampled pick": ss.sampled(48, 4, l=3, pick="sample"),
+    "released": ss.released(48, 4, at=0.5),
+    "annealed": ss.annealed(48, 4),
+    "groups": SAEConfig(48, 4, pool=PoolConfig("uniform", Size(10), scope=Scope(tokens=50, then=20, until=0.5))),
+    "kept pool": SAEConfig(48, 4, pool=PoolConfig("uniform", Fraction(0.4), refresh=4, schedule=Released(0.6))),
+    "auxk": replace(ss.sampled(48, 4, l=2), auxk=AuxKConfig(dead_after=800)),
+}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_whole_family_trains(name, activations):
+    [sae] = ss.train(activations, [FAMILY[name]], steps=40, **QUIET)
+    assert sae.W_enc.shape == (16, 48)
+    torch.testing.assert_close(sae.W_dec.norm(dim=1), torch.ones(48))
+    assert all(torch.isfinite(value).all() for value in sae.parameters())
+
+
+def test_training_explains_the_data(activations):
+    config = replace(ss.batchtopk(64, 4), optimizer=ss.OptimizerConfig(lr=3e-3))
+    [sae] = ss.train(activations, [config], steps=400, **QUIET)
+    result = by_threshold(sae, activations)
+    assert result.fve > 0.8
+    assert abs(result.l0 - 4) < 0.3
+
+
+def test_alone_equals_together(activations):
+    together = ss.train(activations, list(FAMILY.values()), steps=25, **QUIET)
+    for config, beside in zip(FAMILY.values(), together, strict=True):
+        [alone] = ss.train(activations, [config], steps=25, **QUIET)
+        assert same_weights(alone, beside), config.name
+
+
+def test_seeds_matter_and_repeat(activations):
+    config = ss.sampled(48, 4, "uniform", l=3)
+    a, b = ss.train(activations, [config, replace(config, seed=1)], steps=10, seed=0, **QUIET)
+    [again] = ss.train(activations, [config], steps=10, seed=0, **QUIET)
+    assert same_weights(a, again)
+    assert not same_weights(a, b)
+
+
+def test_saved_on_raw_activations_equals_trained_on_scaled_ones(activations, tmp_path):
+    raw = 37.0 * activations + 5
+    config = ss.batchtopk(48, 4)
+    [saved] = ss.train(raw, [config], steps=30, out=tmp_path / "run", **QUIET)
+    saved = ss.SAE.load(tmp_path / "run" / "saes" / "batchtopk-s0")
+    c = saved.metadata["training"]["scale"]
+    learner = Learner(config, 16, 30, 0, torch.device("cpu"), torch.float32)
+    stream = trainer.open_stream(raw, 200, 65_536, 0)
+    for step in range(30):
+        learner.step(stream.batch(step) / c, step)
+    scaled = learner.sae()
+    scaled.threshold.copy_(saved.threshold / c)
+    torch.testing.assert_close(saved(raw), c * scaled(raw / c), rtol=1e-4, atol=1e-3)
+    assert abs(c - float(raw.square().sum(1).mean().sqrt())) < 0.05 * c
+
+
+def test_calibrated_l0_is_k_on_held_out_tokens(activations):
+    [sae] = ss.train(activations[:3000], [FAMILY["uniform"]], steps=30, heldout=activations[3000:], **QUIET)
+    assert (sae.encode(activations[3000:]) > 0).sum() == 4 * 1000
+
+
+def test_the_log_has_what_was_promised(activations, tmp_path):
+    ss.train(activations, [ss.sampled(48, 4, l=3)], steps=30, out=tmp_path, log_every=10, **QUIET)
+    lines = read_log(tmp_path / "log.jsonl")
+    assert [line["step"] for line in lines] == [0, 10, 20, 29]
+    wanted = {"loss", "fve", "l0", "threshold", "lr", "dead", "churn", "ever_pooled", "tokens_per_second", "sae"}
+    assert wanted <= set(lines[-1])
+    assert 0 < lines[-1]["churn"] < 1
+    assert lines[-1]["ever_pooled"] > 12 / 48
+    assert lines[-1]["l0"] == 4
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["config"]["saes"][0]["pool"]["size"] == {"kind": "multiplier", "l": 3}
+    assert run["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("kind", ["tensor", "list", "generator", "memmap", "3-D"])
+def test_every_kind_of_activations(kind, activations, tmp_path):
+    np.save(tmp_path / "x.npy", activations.numpy())
+    sources = {
+        "tensor": activations,
+        "list": list(activations.split(333)),
+        "generator": (activations[torch.randperm(4000)[:333]] for _ in range(100)),
+        "memmap": np.load(tmp_path / "x.npy", mmap_mode="r"),
+        "3-D": activations.view(400, 10, 16),
+    }
+    [sae] = ss.train(sources[kind], [ss.batchtopk(48, 4)], steps=40, heldout_tokens=500, **QUIET)
+    assert sae.d == 16
+
+
+def test_activations_collected_in_inference_mode(activations):
+    def collect():
+        with torch.inference_mode():
+            for _ in range(30):
+                yield activations[:500] * 1.0
+
+    [sae] = ss.train(collect(), ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET)
+    [same] = ss.train(
+        (activations[:500] for _ in range(30)), ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET
+    )
+    assert same_weights(sae, same)
+    with torch.inference_mode():
+        ss.train(activations, [ss.batchtopk(48, 4)], steps=3, **QUIET)
+
+
+def test_a_bad_scope_is_refused_before_anything_is_done(activations, tmp_path):
+    config = SAEConfig(48, 4, pool=PoolConfig(scope=Scope(tokens=1, then=30, until=0.7)))
+    with pytest.raises(ss.UserError, match="scope of 30 tokens: must divide batch_size = 200"):
+        ss.train(activations, [config], steps=10, out=tmp_path / "run", **QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_activations_take_is_counted(activations):
+    class Taking:
+        width, heldout, memory = activations.shape[1], activations[:100], 10**15
+
+        def batch(self, index):
+            return activations[: QUIET["batch_size"]]
+
+    with pytest.raises(ss.UserError, match=r"for activations needed .* buffer_tokens"):
+        ss.train(Taking(), ss.batchtopk(48, 4), steps=5, **QUIET)

@@ -1,0 +1,158 @@
+"""Runs that are killed, interrupted or go wrong on the way, and how they go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+import sampled_sae as ss
+from sampled_sae.training import checkpoint, run
+from sampled_sae.training import step as plain
+from sampled_sae.training.callbacks import read_log
+from sampled_sae.training.learner import Learner
+from tests.small_runs import QUIET, same_weights
+
+CHILD = """
+import sys, torch, sampled_sae as ss
+from dataclasses import replace
+torch.set_num_threads(1)
+out, resume = sys.argv[1], sys.argv[2] == "resume"
+generator = torch.Generator().manual_seed(0)
+x = (torch.rand(4000, 32, generator=generator) < .1).float() @ torch.randn(32, 16, generator=generator)
+configs = [
+    replace(ss.sampled(48, 4, "uniform", l=3), auxk=ss.AuxKConfig(dead_after=2000)),
+    ss.SAEConfig(48, 4, pool=ss.PoolConfig("uniform", ss.Fraction(.4), refresh=7)),
+    ss.topk_then_batchtopk(48, 4),
+]
+ss.train(x, configs, steps=400, batch_size=200, out=out, resume=resume, checkpoint_every=20, log_every=10, device="cpu")
+"""
+
+
+def child(out, how, **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(out), how],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        **options,
+    )
+
+
+def finished_weights(out):
+    folders = sorted((out / "saes").iterdir())
+    assert len(folders) == 3
+    return [ss.SAE.load(folder) for folder in folders]
+
+
+def test_killed_at_any_moment_and_resumed_ends_the_same(tmp_path):
+    assert child(tmp_path / "whole", "fresh").wait() == 0
+    wanted = finished_weights(tmp_path / "whole")
+    for attempt in range(3):
+        out = tmp_path / f"killed{attempt}"
+        process = child(out, "fresh")
+        for _ in range(3):  # kill it several times, each at some moment after it has begun to make progress
+            deadline = time.monotonic() + 60
+            seen = sum(1 for _ in (out / "checkpoints").glob("step-*")) if out.exists() else 0
+            while time.monotonic() < deadline and process.poll() is None:
+                now = len(list((out / "checkpoints").glob("step-*"))) if out.exists() else 0
+                if now > seen or now == 2:
+                    break
+                time.sleep(0.002)
+            time.sleep(0.013 * (attempt + 1))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            process = child(out, "resume")
+        assert process.wait() == 0, process.stderr.read()
+        for a, b in zip(wanted, finished_weights(out), strict=True):
+            assert same_weights(a, b)
+        steps = [(line["sae"], line["step"]) for line in read_log(out / "log.jsonl")]
+        assert len(steps) == len(set(steps)) == 3 * 41
+
+
+def test_ctrl_c_saves_and_resume_ends_the_same(tmp_path):
+    assert child(tmp_path / "whole", "fresh").wait() == 0
+    out = tmp_path / "stopped"
+    process = child(out, "fresh")
+    while not list((out / "checkpoints").glob("step-*")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate()[1]
+    assert process.returncode != 0
+    assert "interrupted at step" in error
+    step = int(error.split("interrupted at step ")[1].split(";")[0])
+    assert checkpoint.load(out / "checkpoints" / f"step-{step:09d}").step == step
+    assert child(out, "resume").wait() == 0
+    for a, b in zip(finished_weights(tmp_path / "whole"), finished_weights(out), strict=True):
+        assert same_weights(a, b)
+
+
+@pytest.mark.parametrize("log_every", [5, 100])
+def test_weights_that_are_not_finite_stop_the_run_and_are_never_saved(log_every, activations, tmp_path, monkeypatch):
+    real = plain.loss_and_gradients
+    calls = []
+
+    def poison(*arguments):
+        calls.append(1)
+        outcome = real(*arguments)
+        if len(calls) == 13:
+            outcome.gradients.W_enc[0, 0] = torch.nan
+        return outcome
+
+    monkeypatch.setattr(plain, "loss_and_gradients", poison)
+    run = {"steps": 40, "out": tmp_path, "log_every": log_every, "checkpoint_every": 5, **QUIET}
+    line = "batchtopk-s0: .* by step 15: try a lower lr than 0.0003; the last good checkpoint is of step 10"
+    with pytest.raises(ss.UserError, match=line):
+        ss.train(activations, [ss.batchtopk(48, 4)], **run)
+    assert sorted(path.name[-2:] for path in (tmp_path / "checkpoints").iterdir()) == ["05", "10"]
+
+
+def test_defaults_of_the_last_step_are_checked_without_a_folder(activations):
+    config = replace(ss.batchtopk(48, 4), optimizer=ss.OptimizerConfig(lr=3e38, warmup_steps=0, clip=float("inf")))
+    with pytest.raises(ss.UserError, match="no longer finite by step 1"):
+        ss.train(activations, [config], steps=1, **QUIET)
+
+
+def test_resume_refuses_other_activations_and_odd_folders(activations, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    common = {"steps": 20, "out": out, "checkpoint_every": 5, **QUIET}
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Run, "finish", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
+        with pytest.raises(RuntimeError):
+            ss.train(activations, [ss.batchtopk(48, 4)], **common)
+    with pytest.raises(ss.UserError, match="not those that the run"):
+        ss.train(2 * activations, [ss.batchtopk(48, 4)], resume=True, **common)
+    (out / "run.json").rename(tmp_path / "kept.json")
+    with pytest.raises(ss.UserError, match="holds checkpoints of another run"):
+        ss.train(activations, [ss.batchtopk(48, 4)], **common)
+    (out / "run.json").write_text("{}")
+    with pytest.raises(ss.UserError, match="not the record of a training run"):
+        ss.train(activations, [ss.batchtopk(48, 4)], resume=True, **common)
+    (tmp_path / "kept.json").rename(out / "run.json")
+    [sae] = ss.train(activations, [ss.batchtopk(48, 4)], resume=True, **common)
+    [again] = ss.train(activations, [ss.batchtopk(48, 4)], resume=True, **common)
+    assert same_weights(sae, again)
+    assert json.loads((out / "run.json").read_text())["finished"] is True
+    assert not (out / "checkpoints").exists()
+
+
+def test_out_of_memory_on_the_way_says_what_to_lower(activations, tmp_path, monkeypatch):
+    settings = {"steps": 12, "out": tmp_path, "checkpoint_every": 5, **QUIET}
+    step = Learner.step
+
+    def full(self, x, number, measure=True):
+        if number == 7:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return step(self, x, number, measure)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", full)
+        with pytest.raises(ss.UserError, match=r"out of memory on cpu at step 7: lower .* step 5 is kept"):
+            ss.train(activations, [ss.batchtopk(48, 4)], **settings)
+    assert len(ss.train(activations, [ss.batchtopk(48, 4)], resume=True, **settings)) == 1
