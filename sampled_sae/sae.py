@@ -46,12 +46,12 @@ class SAE(nn.Module):
         return self.W_enc_rows.T
 
     @property
-    def d(self) -> int:
+    def d_in(self) -> int:
         """Input width."""
         return self.W_dec.shape[1]
 
     @property
-    def m(self) -> int:
+    def d_sae(self) -> int:
         """Number of latents."""
         return self.W_dec.shape[0]
 
@@ -65,8 +65,8 @@ class SAE(nn.Module):
 
     def pre_activations(self, x: Tensor) -> Tensor:
         """x [..., d] -> post-ReLU activations [..., m], before the threshold."""
-        if x.shape[-1] != self.d:
-            raise UserError(f"x has width {x.shape[-1]}: this SAE takes activations of width {self.d}")
+        if x.shape[-1] != self.d_in:
+            raise UserError(f"x has width {x.shape[-1]}: this SAE takes activations of width {self.d_in}")
         return torch.relu((x.to(self.dtype) - self.b_dec) @ self.W_enc + self.b_enc)
 
     def encode(self, x: Tensor) -> Tensor:
@@ -76,8 +76,8 @@ class SAE(nn.Module):
 
     def decode(self, codes: Tensor) -> Tensor:
         """codes [..., m] -> x_hat [..., d]."""
-        if codes.shape[-1] != self.m:
-            raise UserError(f"codes have {codes.shape[-1]} latents: this SAE has {self.m}")
+        if codes.shape[-1] != self.d_sae:
+            raise UserError(f"codes have {codes.shape[-1]} latents: this SAE has {self.d_sae}")
         return codes @ self.W_dec + self.b_dec
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,4 +113,5 @@ class SAE(nn.Module):
         return saelens.load(Path(folder)).to(device)
 
     def __repr__(self) -> str:
-        return f"SAE(d={self.d}, m={self.m}, threshold={float(self.threshold.mean()):.4g}, config={self.config})"
+        threshold = float(self.threshold.mean())
+        return f"SAE(d_in={self.d_in}, d_sae={self.d_sae}, threshold={threshold:.4g}, config={self.config})"

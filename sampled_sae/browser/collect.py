@@ -131,7 +131,7 @@ def collect(
         raise UserError(f"no latent of this SAE fires on the {read:,} tokens read: there is nothing to browse")
     notes: list[str] = []
     output = _output(sae, model, settings, told, notes)
-    near = neighbours(sae.W_dec, None, settings.near, _steps(told, "nearest: latents", sae.m))
+    near = neighbours(sae.W_dec, None, settings.near, _steps(told, "nearest: latents", sae.d_sae))
     return Browsed(
         contexts,
         read,
@@ -148,17 +148,17 @@ def collect(
 
 
 def _check(sae: SAE, model: LanguageModel, other: SAE | None) -> None:
-    if sae.d != model.width:
-        raise UserError(f"the SAE has width {sae.d}: must be {model.width}, the width of {model.name}")
-    if other is not None and other.d != sae.d:
-        raise UserError(f"other: has width {other.d}: must be {sae.d}, as the first SAE has")
+    if sae.d_in != model.width:
+        raise UserError(f"the SAE has width {sae.d_in}: must be {model.width}, the width of {model.name}")
+    if other is not None and other.d_in != sae.d_in:
+        raise UserError(f"other: has width {other.d_in}: must be {sae.d_in}, as the first SAE has")
 
 
 def _output(
     sae: SAE, model: LanguageModel, settings: BrowseConfig, told: Told, notes: list[str]
 ) -> OutputTokens | None:
     try:
-        return output_tokens(sae.W_dec, model, settings.promoted, _steps(told, "output tokens: latents", sae.m))
+        return output_tokens(sae.W_dec, model, settings.promoted, _steps(told, "output tokens: latents", sae.d_sae))
     except UserError as reason:
         notes.append(f"Promoted and suppressed tokens are missing: {reason}.")
         return None
@@ -166,7 +166,7 @@ def _output(
 
 def _other(sae: SAE, other: SAE, found: list[Firings], contexts: Tensor, settings: BrowseConfig, told: Told) -> Other:
     near = neighbours(
-        sae.W_dec, other.W_dec.to(sae.device), settings.near, _steps(told, "nearest in the other: latents", sae.m)
+        sae.W_dec, other.W_dec.to(sae.device), settings.near, _steps(told, "nearest in the other: latents", sae.d_sae)
     )
     if not found:
         return Other(near, None, None)

@@ -59,7 +59,7 @@ def read_firings(
     for contexts, places, x in streams:
         read += len(places)
         for sae, kept in zip(saes, found, strict=True):
-            size = max(1, min(tokens_at_once, MOST_CODES // sae.m))
+            size = max(1, min(tokens_at_once, MOST_CODES // sae.d_sae))
             for piece, where in zip(x.to(sae.device).split(size), places.split(size), strict=True):
                 codes = sae.encode(piece)
                 token, latent = codes.nonzero(as_tuple=True)
@@ -77,4 +77,4 @@ def _together(kept: list[tuple[Tensor, Tensor, Tensor]], sae: SAE, streams: Stre
     latent, place, value = (torch.cat(parts) for parts in zip(*kept, strict=True))
     if not bool(value.isfinite().all()):
         raise UserError("the SAE gives codes that are nan or infinite: its weights are damaged")
-    return sort_firings(latent, place, value, sae.m, streams.contexts.shape[1])
+    return sort_firings(latent, place, value, sae.d_sae, streams.contexts.shape[1])

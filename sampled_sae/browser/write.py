@@ -128,8 +128,8 @@ def make_page(
 ) -> Page:
     """Read contexts [n, L] of `text` and put together all that is known of the SAE in `folder`."""
     # What lies on disk first: damage there must not be noticed after the work.
-    density, meanings = read_density(folder, sae.m), read_meanings(folder)
-    unique = {} if compare is None else read_unique(compare, folder, sae.m)
+    density, meanings = read_density(folder, sae.d_sae), read_meanings(folder)
+    unique = {} if compare is None else read_unique(compare, folder, sae.d_sae)
     other_meanings = {} if other_folder is None else read_meanings(other_folder)
     same = other is None or _same_place(sae, other, layer)
     browsed = collect(sae, model, layer, contexts, settings, other, same, told)
@@ -143,7 +143,7 @@ def make_page(
     facts.append(("Density", f"by {FIRING}, {counted.tokens:,} tokens" if density else "counted in the same text"))
     about: dict[str, Any] = {
         "title": shown(folder.resolve().name),
-        "summary": shown(f"{sae.m:,} latents of {model.name}, layer {layer}"),
+        "summary": shown(f"{sae.d_sae:,} latents of {model.name}, layer {layer}"),
         "facts": [[title, shown(value)] for title, value in facts],
         "notes": [shown(note) for note in notes],
         "read": browsed.read,
@@ -167,7 +167,7 @@ def _facts(
     n, length = browsed.contexts.shape
     return [
         ("Model", f"{model.name}, layer {layer}"),
-        ("Latents", f"{sae.m:,}, of width {sae.d:,}"),
+        ("Latents", f"{sae.d_sae:,}, of width {sae.d_in:,}"),
         ("Text", text),
         ("Read", f"{browsed.read:,} tokens in {n:,} contexts of {length}"),
         ("Firing there", f"{live:,} latents, {len(browsed.firings.value) / browsed.read:.1f} a token"),

@@ -86,7 +86,7 @@ class Browse:
             print(note, file=sys.stderr)
         live = int((page.browsed.firings.fired > 0).sum())
         print(
-            f"{live:,} of {sae.m:,} latents fire in {page.browsed.read:,} tokens; {len(page.meanings):,} are explained"
+            f"{live:,} of {sae.d_sae:,} latents fire in {page.browsed.read:,} tokens; {len(page.meanings):,} are explained"
         )
         print(f"Page: {index}")
 

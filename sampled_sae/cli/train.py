@@ -200,7 +200,7 @@ class Train:
         return [replace(config, seed=seed) for config in made for seed in self.seeds]
 
     def _of_method(self, method: str, chosen: SimpleNamespace, shared: dict[str, Any]) -> list[SAEConfig]:
-        size: dict[str, Any] = {"latents": chosen.latents, "k": chosen.k, **shared}
+        size: dict[str, Any] = {"d_sae": chosen.latents, "k": chosen.k, **shared}
         if method in ("batchtopk", "topk"):
             return [presets.PRESETS[method](**size)]
         if self.at is not None and method != "sampled":
@@ -241,5 +241,5 @@ def unused(settings: Any, name: str, why: str) -> UserError:
 def holds_all(config: SAEConfig) -> bool:
     """Whether a pool is asked for that leaves no latent out from the start, over the whole batch."""
     size = config.pool.size
-    small = isinstance(size, Everything) or size.latents(config.k, config.latents) < config.latents
+    small = isinstance(size, Everything) or size.latents(config.k, config.d_sae) < config.d_sae
     return not small and config.pool.scope == Scope() and config.cut == "batch"

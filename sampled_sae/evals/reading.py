@@ -115,10 +115,10 @@ def count_firings(
     saes: Sequence[SAE], streams: Streams, tokens_at_once: int = 2048, tick: Tick | None = None
 ) -> list[Tensor]:
     """At how many of the counted tokens each latent fires: [m] int64 on the host for each SAE."""
-    totals = [torch.zeros(sae.m, dtype=torch.int64, device=sae.device) for sae in saes]
+    totals = [torch.zeros(sae.d_sae, dtype=torch.int64, device=sae.device) for sae in saes]
     for contexts, _, x in streams:
         for sae, total in zip(saes, totals, strict=True):
-            for piece in x.to(sae.device).split(_piece(tokens_at_once, sae.m)):
+            for piece in x.to(sae.device).split(_piece(tokens_at_once, sae.d_sae)):
                 total += (sae.encode(piece) > 0).sum(0)
         if tick is not None:
             tick(contexts)
@@ -224,8 +224,8 @@ def checked(saes: Sequence[SAE], model: LanguageModel, layer: int) -> Iterator[t
         raise UserError("saes = []: must name at least one SAE")
     for number, sae in enumerate(saes):
         which = "sae" if len(saes) == 1 else f"saes[{number}]"
-        if sae.d != model.width:
-            raise UserError(f"{which} has width {sae.d}: must be {model.width}, the width of {model.name}")
+        if sae.d_in != model.width:
+            raise UserError(f"{which} has width {sae.d_in}: must be {model.width}, the width of {model.name}")
         own = own_layer(sae.metadata, which)
         if own not in (None, layer):
             place = f"layer {own}" if sae.metadata.get("layer") is not None else sae.metadata["hook_name"]

@@ -78,10 +78,10 @@ def _size(size: int) -> str:
 def estimate(scale: Scale, kind: str, product: float) -> list[Cost]:
     """The stages in their order, on a device of this kind ("cpu" or "cuda") with this product speed in FLOP/s."""
     work = Work(scale, SPEEDS.get(kind, SPEEDS["cpu"]), product)
-    size = sum(work.bytes_of(config.latents, scale.shape.width) for config in scale.saes())
+    size = sum(work.bytes_of(config.d_sae, scale.shape.width) for config in scale.saes())
     # Weights and Adam's two moments; the newest ones and the one that is being written.
     checkpoints = min(KEEP + 1, -(-work.steps // scale.checkpoint_every))
-    largest = max(sum(work.bytes_of(c.latents, scale.shape.width) for c in run) for run in scale.runs())
+    largest = max(sum(work.bytes_of(c.d_sae, scale.shape.width) for c in run) for run in scale.runs())
     results = 2_000_000 * len(scale.saes())
     return [
         work.synthetic(),

@@ -35,7 +35,7 @@ def save(sae: SAE, folder: Path) -> Path:
         "W_dec": sae.W_dec,
         "b_enc": sae.b_enc,
         "b_dec": sae.b_dec,
-        "threshold": sae.threshold.expand(sae.m).to(sae.dtype),
+        "threshold": sae.threshold.expand(sae.d_sae).to(sae.dtype),
     }
     with new_folder(folder) as temporary:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
@@ -51,8 +51,8 @@ def saelens_config(sae: SAE) -> dict[str, Any]:
     metadata = dict.fromkeys(sorted(known)) | {k: v for k, v in sae.metadata.items() if k in known}
     return {
         "architecture": "jumprelu",
-        "d_in": sae.d,
-        "d_sae": sae.m,
+        "d_in": sae.d_in,
+        "d_sae": sae.d_sae,
         "dtype": str(sae.dtype).removeprefix("torch."),
         "device": "cpu",
         "apply_b_dec_to_input": True,

@@ -74,9 +74,9 @@ class FastPath:
     def _shape_at(self, step: int) -> tuple[int, ...] | None:
         """What decides a step's launches: sizes of group, pool and batch. None if its draw cannot be recorded."""
         pool = self.config.pool
-        size = size_at(pool, self.config.k, self.config.latents, step, self.steps)
+        size = size_at(pool, self.config.k, self.config.d_sae, step, self.steps)
         group = group_at(pool.scope, len(self.x), step, self.steps)
-        if size < self.config.latents:
+        if size < self.config.d_sae:
             score = get_score(pool.score)
             known = score.ours and (score.reads != "activations" or score.name in FROM_STATISTICS)
             if not known or pool.pick != "top" or pool.refresh > 1 or group < len(self.x):
@@ -86,7 +86,7 @@ class FastPath:
         return group, size, *self.x.shape
 
     def _select(self, step: int, pool: Tensor) -> Selection:
-        config, m = self.config, self.config.latents
+        config, m = self.config, self.config.d_sae
         encoder = FastEncoder(self.x, self.weights, self.W_enc)
         found = candidates(encoder, config, step, self.steps, self.generator, kept=pool)
         size = len(found.pool) if found.columns is None else len(found.columns)
@@ -126,7 +126,7 @@ class FastPath:
 
     def _with_nobody(self, dead: Tensor) -> Tensor:
         """The dead latents [n_dead], always in the same place, filled up with m to one of 16 lengths."""
-        m = self.config.latents
+        m = self.config.d_sae
         step = max(16, -(-m // 256) * 16)
         size = -(-len(dead) // step) * step
         if size not in self.dead:

@@ -230,7 +230,7 @@ def usable_as_folder(name: str) -> bool:
 class SAEConfig:
     """Everything that sets one SAE apart from the others on the same stream."""
 
-    latents: int
+    d_sae: int
     """Number of latents m."""
     k: int
     """Mean number of active latents a token, K."""
@@ -250,15 +250,15 @@ class SAEConfig:
     """Name in logs and folders; none makes one from the settings."""
 
     def __post_init__(self) -> None:
-        whole_numbers(self, "latents", "k", "seed")
+        whole_numbers(self, "d_sae", "k", "seed")
         for part, kind in _PARTS.items():
             if part != "scope":
                 value = getattr(self, part)
                 require(isinstance(value, kind), part, value, f"must be a {kind.__name__}")
         require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit into 64 bits")
-        require(self.latents >= 1, "latents", self.latents, "must be at least 1")
+        require(self.d_sae >= 1, "d_sae", self.d_sae, "must be at least 1")
         require(self.k >= 1, "k", self.k, "must be at least 1")
-        require(self.k <= self.latents, "k", self.k, f"must be at most latents = {self.latents}")
+        require(self.k <= self.d_sae, "k", self.k, f"must be at most d_sae = {self.d_sae}")
         require(self.cut in ("batch", "token"), "cut", self.cut, "must be 'batch' or 'token'")
         require(
             self.name is None or usable_as_folder(self.name),
@@ -266,7 +266,7 @@ class SAEConfig:
             self.name,
             "must be usable as a folder's name, of 200 letters at most",
         )
-        self.pool.size.latents(self.k, self.latents)
+        self.pool.size.latents(self.k, self.d_sae)
 
 
 KINDS |= {cls.__name__.lower(): cls for cls in (Multiplier, Size, Fraction, Everything, Constant, Released, Annealed)}
@@ -281,8 +281,15 @@ _PARTS = {
 
 def sae_config_from_dict(plain: dict[str, Any]) -> SAEConfig:
     """The inverse of `to_dict` for an `SAEConfig`."""
-    config: SAEConfig = _build(SAEConfig, plain)
+    config: SAEConfig = _build(SAEConfig, upgraded(plain))
     return config
+
+
+def upgraded(plain: Any) -> Any:
+    """An `SAEConfig` as plain JSON, with the field names of today: `d_sae` was called `latents` before."""
+    if isinstance(plain, dict) and "latents" in plain and "d_sae" not in plain:
+        return {"d_sae" if name == "latents" else name: value for name, value in plain.items()}
+    return plain
 
 
 def _build(cls: Any, plain: dict[str, Any]) -> Any:

@@ -146,7 +146,7 @@ def candidates(
     kept: Tensor | None = None,
 ) -> Candidates:
     """A batch's candidates at `step` of `steps`. `kept` [m] is the last pool, for pools that stay a while."""
-    m, pool = config.latents, config.pool
+    m, pool = config.d_sae, config.pool
     group = group_at(pool.scope, encoder.tokens, step, steps)
     # Between two draws the pool keeps its size, whatever an annealed schedule says; a release is not kept waiting.
     size = size_at(pool, config.k, m, step - step % pool.refresh, steps)

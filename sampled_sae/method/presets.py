@@ -23,25 +23,25 @@ from sampled_sae.method.config import (
 from sampled_sae.utils.errors import UserError
 
 
-def batchtopk(latents: int, k: int, *, lr: float | None = None, **settings: Any) -> SAEConfig:
+def batchtopk(d_sae: int, k: int, *, lr: float | None = None, **settings: Any) -> SAEConfig:
     """Every latent competes over the whole batch."""
-    return _made(latents, k, PoolConfig(), lr, settings)
+    return _made(d_sae, k, PoolConfig(), lr, settings)
 
 
-def topk(latents: int, k: int, *, lr: float | None = None, **settings: Any) -> SAEConfig:
+def topk(d_sae: int, k: int, *, lr: float | None = None, **settings: Any) -> SAEConfig:
     """Each token keeps its own k largest: a scope of one token."""
-    return _made(latents, k, PoolConfig(scope=Scope(tokens=1)), lr, settings)
+    return _made(d_sae, k, PoolConfig(scope=Scope(tokens=1)), lr, settings)
 
 
 def topk_then_batchtopk(
-    latents: int, k: int, until: float = 0.7, *, lr: float | None = None, **settings: Any
+    d_sae: int, k: int, until: float = 0.7, *, lr: float | None = None, **settings: Any
 ) -> SAEConfig:
     """TopK for the first share of the steps, BatchTopK after."""
-    return _made(latents, k, PoolConfig(scope=Scope(tokens=1, until=until)), lr, settings)
+    return _made(d_sae, k, PoolConfig(scope=Scope(tokens=1, until=until)), lr, settings)
 
 
 def sampled(
-    latents: int,
+    d_sae: int,
     k: int,
     score: str = "l2",
     l: float = 5,
@@ -51,11 +51,11 @@ def sampled(
     **settings: Any,
 ) -> SAEConfig:
     """The paper's Sampled-SAE: BatchTopK inside the floor(k * l) latents of the highest score."""
-    return _made(latents, k, PoolConfig(score=score, size=Multiplier(l), pick=pick), lr, settings)
+    return _made(d_sae, k, PoolConfig(score=score, size=Multiplier(l), pick=pick), lr, settings)
 
 
 def released(
-    latents: int,
+    d_sae: int,
     k: int,
     score: str = "uniform",
     fraction: float = 0.5,
@@ -66,11 +66,11 @@ def released(
 ) -> SAEConfig:
     """A pool of a share of the latents that opens to all of them after a share of the steps."""
     pool = PoolConfig(score=score, size=Fraction(fraction), schedule=Released(at))
-    return _made(latents, k, pool, lr, settings)
+    return _made(d_sae, k, pool, lr, settings)
 
 
 def annealed(
-    latents: int,
+    d_sae: int,
     k: int,
     score: str = "uniform",
     fraction: float = 0.3,
@@ -81,15 +81,15 @@ def annealed(
 ) -> SAEConfig:
     """A pool that grows from a share of the latents to all of them."""
     pool = PoolConfig(score=score, size=Fraction(fraction), schedule=Annealed(until))
-    return _made(latents, k, pool, lr, settings)
+    return _made(d_sae, k, pool, lr, settings)
 
 
-def _made(latents: int, k: int, pool: PoolConfig, lr: float | None, settings: dict[str, Any]) -> SAEConfig:
+def _made(d_sae: int, k: int, pool: PoolConfig, lr: float | None, settings: dict[str, Any]) -> SAEConfig:
     if lr is None:
-        return SAEConfig(latents, k, pool=pool, **settings)
+        return SAEConfig(d_sae, k, pool=pool, **settings)
     if "optimizer" in settings:
         raise UserError(f"lr = {lr} and optimizer = {settings['optimizer']}: give one of the two")
-    return SAEConfig(latents, k, pool=pool, optimizer=OptimizerConfig(lr=lr), **settings)
+    return SAEConfig(d_sae, k, pool=pool, optimizer=OptimizerConfig(lr=lr), **settings)
 
 
 PRESETS: dict[str, Callable[..., SAEConfig]] = {

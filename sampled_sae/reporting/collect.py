@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sampled_sae.method.config import upgraded
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json
 from sampled_sae.utils.measures import EVALUATIONS
@@ -140,12 +141,12 @@ def _unfinished(run: Run, folder: Path) -> list[Saved]:
     """The SAEs of a run that has not come to its end: their settings and curves are there all the same."""
     listed = part(run.record, "config").get("saes")
     missing = []
-    for config in listed if isinstance(listed, list) else []:
+    for config in map(upgraded, listed if isinstance(listed, list) else []):
         name = str(part(config).get("name"))
         if isinstance(config, dict) and not _is_sae(folder / "saes" / name):
             origin = part(run.record, "source")
             missing.append(
-                Saved(folder / "saes" / name, name, config, origin, None, config.get("latents"), {}, run, False)
+                Saved(folder / "saes" / name, name, config, origin, None, config.get("d_sae"), {}, run, False)
             )
     return missing
 
@@ -168,6 +169,7 @@ def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
         results["training"] = {"result": training}
     if config is None:  # results that were copied without their SAE know its settings too
         config = next((one["sae"] for one in results.values() if isinstance(one.get("sae"), dict)), None)
+    config = upgraded(config)
     name = str((config or {}).get("name") or folder.name)
     return Saved(folder, name, config, metadata, foreign.get("d_in"), foreign.get("d_sae"), results, run, True)
 

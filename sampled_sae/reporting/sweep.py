@@ -232,7 +232,7 @@ def _run(sae: Saved) -> dict[str, Any]:
         "seed": config.get("seed"),
         "lr": number(part(config, "optimizer").get("lr")),
         "k": number(config.get("k")),
-        "latents": number(sae.latents or config.get("latents")),
+        "latents": number(sae.latents or config.get("d_sae")),
         "tokens": steps[0] * steps[1] if steps[0] is not None and steps[1] is not None else None,
         "values": {name: value.value for name, value in found.items()},
         "intervals": {name: [v.low, v.high] for name, v in found.items() if v.low is not None and v.high is not None},

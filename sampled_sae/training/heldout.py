@@ -41,7 +41,7 @@ def by_threshold(sae: SAE, x: Tensor, theta: Tensor | None = None, batch_size: i
     def select(part: Tensor) -> Codes:
         z = activations(part, weights)
         token, latent = (z > cut).nonzero(as_tuple=True)
-        return Codes(token, latent, z[token, latent], len(part), sae.m)
+        return Codes(token, latent, z[token, latent], len(part), sae.d_sae)
 
     return _measure(sae, x, select, batch_size)
 
@@ -55,7 +55,7 @@ def as_trained(sae: SAE, x: Tensor, batch_size: int, seed: int = 0) -> Reconstru
 
     def select(part: Tensor) -> Codes:
         found = candidates(PlainEncoder(part, weights), config, 10**9 - 1, 10**9, generator)
-        return keep_largest(found.z, config.k, found.group, sae.m, found.columns, config.cut)
+        return keep_largest(found.z, config.k, found.group, sae.d_sae, found.columns, config.cut)
 
     whole = len(x) - len(x) % batch_size
     return _measure(sae, x[:whole] if whole else x, select, batch_size)
@@ -65,14 +65,14 @@ def as_trained(sae: SAE, x: Tensor, batch_size: int, seed: int = 0) -> Reconstru
 def _measure(sae: SAE, x: Tensor, select: Callable[[Tensor], Codes], batch_size: int) -> Reconstruction:
     mean = x.double().mean(0).to(sae.device, sae.dtype)
     error = variance = torch.zeros((), dtype=torch.float64, device=sae.device)
-    fired = torch.zeros(sae.m, dtype=torch.long, device=sae.device)
+    fired = torch.zeros(sae.d_sae, dtype=torch.long, device=sae.device)
     for part in x.split(batch_size):
         part = part.to(sae.device, sae.dtype)
         codes = select(part)
         x_hat = decode(codes, sae.W_dec) + sae.b_dec
         error = error + (part - x_hat).square().sum(dtype=torch.float64)
         variance = variance + (part - mean).square().sum(dtype=torch.float64)
-        fired += torch.bincount(codes.latent, minlength=sae.m)
+        fired += torch.bincount(codes.latent, minlength=sae.d_sae)
     l0 = float(fired.sum()) / len(x)
     return Reconstruction(float(1 - error / variance), l0, fired.double() / len(x))
 

@@ -64,7 +64,7 @@ class Learner:
         self.config = config
         self.steps = steps
         get_score(config.pool.score)  # an unknown name is better found now than at the first step
-        m = config.latents
+        m = config.d_sae
         self.generator = torch.Generator(device).manual_seed(seed)
         self.weights = start_parameters(d, m, self.generator, dtype)
         self.path = open_path(self.weights, config, steps, self.generator)

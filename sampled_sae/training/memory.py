@@ -22,17 +22,17 @@ def needed(configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.d
     What the activations themselves take is not counted.
     """
     if fast:
-        kept = sum(28 * c.latents * d + 32 * c.latents for c in configs)  # with a copy of both matrices in 16 bits
+        kept = sum(28 * c.d_sae * d + 32 * c.d_sae for c in configs)  # with a copy of both matrices in 16 bits
         return int(1.05 * (kept + max(_fast_working(c, d, batch_size) for c in configs))) + LIBRARIES
     # Kept for every SAE: weights and Adam's two moments.
-    kept = sum(3 * (2 * c.latents * d + c.latents + d) + 3 * c.latents for c in configs)
+    kept = sum(3 * (2 * c.d_sae * d + c.d_sae + d) + 3 * c.d_sae for c in configs)
     # Held for one SAE at a time: gradients with one working copy, activations, dead latents' copies.
     values = kept + max(_working(c, d, batch_size) for c in configs)
     return int(1.1 * dtype.itemsize * values) + LIBRARIES
 
 
 def _working(config: SAEConfig, d: int, batch_size: int) -> int:
-    m, scope = config.latents, config.pool.scope
+    m, scope = config.d_sae, config.pool.scope
     activations = 2 * m * batch_size  # values, a working copy at the end, and masks of one byte each
     if not isinstance(config.pool.size, Everything):
         activations += batch_size * config.pool.size.latents(config.k, m)
@@ -49,7 +49,7 @@ def _working(config: SAEConfig, d: int, batch_size: int) -> int:
 
 def _fast_working(config: SAEConfig, d: int, batch_size: int) -> int:
     """Bytes that the GPU's path holds for one SAE at a time."""
-    m, pool = config.latents, config.pool
+    m, pool = config.d_sae, config.pool
     z = 2 * m * batch_size
     if not isinstance(pool.size, Everything):
         z += 2 * batch_size * pool.size.latents(config.k, m)

@@ -116,7 +116,7 @@ class PlainPath:
         """x [B, d], the last pool [m] -> what is kept of the batch."""
         config = self.config
         found = candidates(PlainEncoder(x, self.weights), config, step, self.steps, self.generator, kept=pool)
-        codes = keep_largest(found.z, config.k, found.group, config.latents, found.columns, config.cut)
+        codes = keep_largest(found.z, config.k, found.group, config.d_sae, found.columns, config.cut)
         fired = torch.zeros_like(found.pool)
         fired[codes.latent] = True
         return Selection(found.pool, fired, lambda: _smallest(codes.value), lambda: len(codes.value), codes)

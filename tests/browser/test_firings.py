@@ -26,7 +26,7 @@ def test_against_dense_codes():
     codes[:, 0] = 0
     first, second = read([sae, sae], at_once=7)
     assert all(torch.equal(a, b) for a, b in zip(first[:3], second[:3], strict=True))
-    dense = torch.zeros(contexts.numel(), sae.m)
+    dense = torch.zeros(contexts.numel(), sae.d_sae)
     dense[first.place.long(), first.latent.long()] = first.value
     torch.testing.assert_close(dense.view(*contexts.shape, -1), codes)
     assert torch.equal(first.fired, (codes > 0).sum((0, 1)))

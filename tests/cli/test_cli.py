@@ -91,7 +91,7 @@ def test_a_users_own_score(acts, tmp_path):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--k", 99), "k = 99: must be at most latents = 48"),
+        (("--k", 99), "k = 99: must be at most d_sae = 48"),
         (("--methods", "sampled", "--l", 0.5), "l = 0.5: must be a number of at least 1"),
         (("--methods", "sampled", "--scores", "l9"), "score = 'l9': unknown; the scores are l2"),
         (("--batch-size", 5000), "too few for one batch of batch_size = 5000"),

@@ -6,7 +6,7 @@ from sampled_sae.method.presets import PRESETS
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_member_of_the_family_takes_a_learning_rate(name):
-    config = PRESETS[name](latents=48, k=4, lr=1e-3)
+    config = PRESETS[name](d_sae=48, k=4, lr=1e-3)
     assert config == PRESETS[name](48, 4, optimizer=ss.OptimizerConfig(lr=1e-3))
     assert PRESETS[name](48, 4).optimizer == ss.OptimizerConfig()
     with pytest.raises(ss.UserError, match=r"lr = 0.1 and optimizer = .*: give one of the two"):

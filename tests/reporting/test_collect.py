@@ -46,7 +46,7 @@ def test_results_without_weights_or_settings(tmp_path: Path) -> None:
     (folder / "sampled_sae.json").unlink()
     (folder / "cfg.json").unlink()
     (sae,) = collect([tmp_path]).saes
-    assert sae.config is not None and sae.config["latents"] == M and sae.name == BASE.name
+    assert sae.config is not None and sae.config["d_sae"] == M and sae.name == BASE.name
     assert sae.results["core"]["result"]["normal"]["fvu"]["value"] == 0.3
 
 

@@ -108,7 +108,7 @@ def test_every_kind_of_activations(kind, activations, tmp_path):
         "3-D": activations.view(400, 10, 16),
     }
     [sae] = ss.train(sources[kind], [ss.batchtopk(48, 4)], steps=40, heldout_tokens=500, **QUIET)
-    assert sae.d == 16
+    assert sae.d_in == 16
 
 
 def test_activations_collected_in_inference_mode(activations):

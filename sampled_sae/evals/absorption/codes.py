@@ -87,7 +87,7 @@ def encode_words(sae: SAE, x: Tensor, at_once: int) -> Codes:
         counts.append(fired.sum(1))
         latents.append(latent)
         values.append(codes[row, latent])
-    return Codes(_starts(torch.cat(counts)), torch.cat(latents), torch.cat(values), sae.m)
+    return Codes(_starts(torch.cat(counts)), torch.cat(latents), torch.cat(values), sae.d_sae)
 
 
 def _starts(counts: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def evaluate_absorption_many(
         except torch.cuda.OutOfMemoryError:
             raise UserError(
                 f"words_at_once = {settings.words_at_once}, sparse_batch = {settings.sparse_batch}: out of memory on "
-                f"{sae.device} with an SAE of {sae.m} latents; lower words_at_once first, it changes no number"
+                f"{sae.device} with an SAE of {sae.d_sae} latents; lower words_at_once first, it changes no number"
             ) from None
         why_not, means = over_letters(letters, settings)
         results.append(

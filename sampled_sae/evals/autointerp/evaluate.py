@@ -81,7 +81,7 @@ class Steps:
         contexts: Tensor,
         settings: AutointerpConfig,
     ):
-        latents = sum(len(settings.latents) or min(settings.max_latents, sae.m) for sae in saes)
+        latents = sum(len(settings.latents) or min(settings.max_latents, sae.d_sae) for sae in saes)
         self.total = (1 if settings.latents else 2) * len(contexts) + 2 * latents
         self.done, self.progress = 0, progress
 
@@ -324,6 +324,6 @@ def _check(
     if explanations is not None and len(explanations) != len(saes):
         raise UserError(f"explanations are for {len(explanations)} SAEs: must be for {len(saes)}")
     for _, sae in checked(saes, model, layer):
-        check_latents(settings.latents, sae.m)
+        check_latents(settings.latents, sae.d_sae)
     check_contexts(contexts)
     check_buffer(settings.buffer, contexts)

@@ -64,7 +64,7 @@ def find_examples(
     seed: int = 0,
 ) -> dict[int, Examples]:
     """One reading of contexts [n, L] -> examples of each of the latents."""
-    check_latents(latents, sae.m)
+    check_latents(latents, sae.d_sae)
     check_buffer(buffer, contexts)
     contexts = contexts.long().cpu()
     counted = counted_positions(contexts, skip_first, left_out)

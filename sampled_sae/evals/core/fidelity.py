@@ -68,7 +68,7 @@ class Firing:
 
     def __init__(self, sae: SAE, contexts: int):
         self.groups = min(GROUPS, contexts)
-        self.fired = torch.zeros(self.groups, sae.m, dtype=torch.int32, device=sae.device)
+        self.fired = torch.zeros(self.groups, sae.d_sae, dtype=torch.int32, device=sae.device)
         self.tokens = torch.zeros(self.groups, dtype=torch.long)
 
     def add(self, context: Tensor, latent: Tensor) -> None:
@@ -246,7 +246,7 @@ class TrainedCut:
         weights = parameters(sae)
         encoder = PlainEncoder(part.to(sae.dtype), weights)
         found = candidates(encoder, self.config, LAST, STEPS, self.generator)
-        codes = keep_largest(found.z, self.config.k, found.group, sae.m, found.columns, self.config.cut)
+        codes = keep_largest(found.z, self.config.k, found.group, sae.d_sae, found.columns, self.config.cut)
         x_hat = decode(codes, weights.W_dec) + weights.b_dec
         exact = part.double()
         values = {

@@ -290,8 +290,10 @@ def _dataset_result(
 
 def _check(saes: Sequence[SAE], model: LanguageModel, layer: int, settings: ProbingConfig) -> None:
     for which, sae in checked(saes, model, layer):
-        if max(settings.k) > min(sae.m, sae.d):
-            raise UserError(f"k = {max(settings.k)}: {which} has {sae.m} latents of width {sae.d}; must not be more")
+        if max(settings.k) > min(sae.d_sae, sae.d_in):
+            raise UserError(
+                f"k = {max(settings.k)}: {which} has {sae.d_sae} latents of width {sae.d_in}; must not be more"
+            )
     if model.context is not None and settings.tokens > model.context:
         raise UserError(f"tokens = {settings.tokens}: {model.name} reads at most {model.context} tokens at once")
     bos_token(model.tokenizer, settings)

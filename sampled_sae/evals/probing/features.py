@@ -81,9 +81,9 @@ class Entries:
 
     def __init__(self, sae: SAE, contrast: Tensor):
         """`contrast` [T, N]: weights of the texts in sums that are taken on the way, one a task."""
-        self.m = sae.m
+        self.m = sae.d_sae
         self.contrast = contrast.to(sae.device, torch.float64)
-        self.difference = torch.zeros(len(contrast), sae.m, dtype=torch.float64, device=sae.device)
+        self.difference = torch.zeros(len(contrast), sae.d_sae, dtype=torch.float64, device=sae.device)
         """[T, m]: the weighted sums over the texts so far."""
         self._row: list[Tensor] = []
         self._latent: list[Tensor] = []
@@ -186,7 +186,7 @@ def _pool(sae: SAE, stream: Tensor, weights: Tensor, cut: float | Tensor, settin
     for x, weight in zip(stream.split(at_once), weights.split(at_once), strict=True):
         x = x.to(sae.device, sae.dtype)
         with matmul_precision("high" if settings.tf32 else "highest"):
-            z = encode(sae, x.flatten(0, 1), cut).view(*x.shape[:2], sae.m)
+            z = encode(sae, x.flatten(0, 1), cut).view(*x.shape[:2], sae.d_sae)
         with matmul_precision("highest"):
             means.append(torch.bmm(weight[:, None].to(z.device, z.dtype), z).squeeze(1))
     return torch.cat(means)

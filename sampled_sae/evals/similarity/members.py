@@ -118,7 +118,7 @@ def member_of(
     """An SAE in memory as a member."""
     said = _described(sae.config, sae.metadata)
     return Member(
-        name, sae.m, sae.d, lambda: sae.W_dec.detach(), **said, live=live or UNKNOWN, explained=explained or {}
+        name, sae.d_sae, sae.d_in, lambda: sae.W_dec.detach(), **said, live=live or UNKNOWN, explained=explained or {}
     )
 
 

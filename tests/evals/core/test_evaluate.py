@@ -119,7 +119,7 @@ def test_density_is_the_formula(lm, contexts):
         assert found.over_1_percent.value == float((density > 0.01).double().mean())
         assert found.alive == float((density > 0).double().mean())
         assert found.dead == int((density == 0).sum()) >= 5
-        assert sum(found.histogram) + found.dead == sae.m
+        assert sum(found.histogram) + found.dead == sae.d_sae
         assert found.histogram[-1] >= 2
         assert len(found.log10_edges) == len(found.histogram) + 1
     assert torch.equal(result.fired.double(), fires[normal].sum(0))

@@ -169,7 +169,7 @@ def test_codes_are_the_saes_own(dtype, cut):
     sae = random_sae().to(dtype)
     x = torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(0)).to(dtype)
     # None: each latent has a threshold of its own.
-    sae.threshold = torch.rand(sae.m) if cut is None else torch.tensor(cut)
+    sae.threshold = torch.rand(sae.d_sae) if cut is None else torch.tensor(cut)
     found = encode(sae, x, threshold(sae))
     assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     near = 0.1 if dtype == torch.bfloat16 else 1e-5
