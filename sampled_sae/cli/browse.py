@@ -85,9 +85,8 @@ class Browse:
         for note in page.about["notes"]:
             print(note, file=sys.stderr)
         live = int((page.browsed.firings.fired > 0).sum())
-        print(
-            f"{live:,} of {sae.d_sae:,} latents fire in {page.browsed.read:,} tokens; {len(page.meanings):,} are explained"
-        )
+        fire = f"{live:,} of {sae.d_sae:,} latents fire in {page.browsed.read:,} tokens"
+        print(f"{fire}; {len(page.meanings):,} are explained")
         print(f"Page: {index}")
 
     def _load(self, name: str, place: torch.device) -> LanguageModel:
