@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -72,6 +73,60 @@ def find(metric: Metric, result: Any) -> Value | None:
         value, low, high = result.get("mean"), None, None
     found = number(value)
     return None if found is None else Value(found, number(low), number(high))
+
+
+class Stat(NamedTuple):
+    """One number over the seeds of a configuration."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Column(NamedTuple):
+    """One column of a table."""
+
+    title: str
+    digits: int | None = None
+    """Digits after the point; None for text, names and whole numbers."""
+    better: Better | None = None
+    """Which end is better, shown beside the title; None for neither."""
+    wide: bool = False
+    """Whether the cells hold sentences."""
+    name: str = ""
+    """Header in CSV; the title by default."""
+    brief: str = ""
+    """Header in a terminal, where line breaks are kept; the title by default."""
+
+
+Cell = str | int | float | Stat | Value | None
+
+
+class Table(NamedTuple):
+    """A table of raw values; reporting/tables.py and reporting/terminal.py write it in each format."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    """None for a missing value; a Stat or a Value has its range or interval shown with it."""
+    name: str = ""
+    """File name without extension."""
+    title: str = ""
+    note: str = ""
+    """How the numbers were measured and what to consider when comparing them."""
+    bold: frozenset[tuple[int, int]] = frozenset()
+    """Cells (row, column) marked as the best."""
+    rules: frozenset[int] = frozenset()
+    """Rows with a horizontal line above them."""
+
+
+def best_of(values: Sequence[float | None], digits: int, better: Better | None = "high") -> set[int]:
+    """Indices of the best value after rounding; empty if neither end is better or all known values are equal."""
+    rounded = [None if value is None else round(value, digits) for value in values]
+    known = [value for value in rounded if value is not None]
+    if better is None or len(set(known)) < 2:
+        return set()
+    best = max(known) if better == "high" else min(known)
+    return {index for index, value in enumerate(rounded) if value == best}
 
 
 FVU = Metric(
