@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sampled_sae.config import first_difference
+from sampled_sae.method.config import upgraded_run
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import new_folder, read_json
 
@@ -67,7 +68,7 @@ def load_latest(folder: Path, run: dict[str, Any], warn: Callable[[str], None]) 
         except UserError as error:
             damage.append(str(error))
             continue
-        difference = first_difference(checkpoint.run, run)
+        difference = first_difference(upgraded_run(checkpoint.run), run)
         if difference:
             raise UserError(f"{path}: the checkpoint is of another configuration: {difference}")
         for line in damage:

@@ -15,7 +15,7 @@ import torch
 from sampled_sae.config import first_difference, require, to_dict, whole_numbers
 from sampled_sae.data.harvest import HarvestStopped
 from sampled_sae.data.stream import Stream
-from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.config import SAEConfig, upgraded_run
 from sampled_sae.sae import SAE
 from sampled_sae.training import checkpoint
 from sampled_sae.training.callbacks import Sink, open_sinks
@@ -111,7 +111,7 @@ class Run:
         content = read_json(record)
         if not isinstance(content, dict) or "config" not in content:
             raise UserError(f"{record}: not the record of a training run; choose another folder")
-        difference = first_difference(content["config"], description)
+        difference = first_difference(upgraded_run(content["config"]), description)
         if difference:
             raise UserError(f"{record}: the run there has another configuration: {difference}")
         difference = first_difference(content.get("source") or self.source, self.source)
