@@ -35,7 +35,7 @@ def test_every_sae_has_every_number(results):
     for sae in results["saes"]:
         assert wanted <= set(sae)
         assert set(sae["recovery"]) == set(BUCKETS)
-        assert sae["config"]["latents"] == 48
+        assert sae["config"]["d_sae"] == 48
     json.dumps(results, allow_nan=False)
 
 
