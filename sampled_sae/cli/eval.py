@@ -152,7 +152,7 @@ class Eval:
 
     def _core_settings(self, sae: Description, model: LanguageModel) -> CoreConfig:
         """As the SAE was trained: without the same positions and norms, cut in batches of the same size."""
-        said, limit = sae.metadata, sae.metadata.get("max_norm")
+        said, limit = sae.metadata, sae.metadata.get("high_norm_limit")
         return CoreConfig(
             skip_first=int(said.get("skip_first") or 0),
             left_out=special_tokens(model.tokenizer),

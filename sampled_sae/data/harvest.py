@@ -300,7 +300,7 @@ class HarvestStream:
             "part": self.part,
             **text,
             "end_of_text": config.text.end_of_text,
-            "max_norm": config.max_norm,
+            "high_norm_factor": config.max_norm,
             "buffer_tokens": config.buffer_tokens,
             "seed": self.harvest.seed,
         }
@@ -319,7 +319,7 @@ class HarvestStream:
             "skip_first": text.skip_first,
             "text": self.text,
             "heldout_contexts": self.harvest.held_contexts,
-            "max_norm": self.limit if self.limit < torch.inf else None,
+            "high_norm_limit": self.limit if self.limit < torch.inf else None,
         }
 
 

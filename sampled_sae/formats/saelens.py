@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from sampled_sae.config import to_dict
+from sampled_sae.config import read_file, to_dict, versioned
 from sampled_sae.method.config import SAEConfig, sae_config_from_dict
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -65,11 +65,12 @@ def saelens_config(sae: SAE) -> dict[str, Any]:
 def own_config(sae: SAE) -> dict[str, Any]:
     """sampled_sae.json: how the SAE was trained and both of its thresholds."""
     ema = float(sae.threshold_ema)
-    return {
+    content = {
         "config": None if sae.config is None else to_dict(sae.config),
         "threshold_ema": ema if math.isfinite(ema) else None,
         "metadata": sae.metadata,
     }
+    return versioned("sae", content)
 
 
 class Description(NamedTuple):
@@ -89,8 +90,8 @@ def describe(folder: Path) -> Description:
     path = folder / "sampled_sae.json"
     if not path.exists():
         return Description(config["d_in"], config["d_sae"], None, metadata, None)
-    own = read_json(path)
-    if not isinstance(own, dict) or not {"config", "threshold_ema", "metadata"} <= own.keys():
+    own = read_file(path, "sae")
+    if not {"config", "threshold_ema", "metadata"} <= own.keys():
         raise UserError(f"{path}: not a configuration of this program")
     trained = None if own["config"] is None else sae_config_from_dict(own["config"])
     return Description(config["d_in"], config["d_sae"], trained, own["metadata"], own["threshold_ema"])

@@ -292,12 +292,6 @@ def upgraded(plain: Any) -> Any:
     return plain
 
 
-def upgraded_run(described: dict[str, Any]) -> dict[str, Any]:
-    """The description of a run as plain JSON, with the field names of today."""
-    saes = described.get("saes")
-    return described | {"saes": [upgraded(sae) for sae in saes]} if isinstance(saes, list) else described
-
-
 def _build(cls: Any, plain: dict[str, Any]) -> Any:
     require(isinstance(plain, dict), cls.__name__, plain, "must be an object with named fields")
     known = {item.name for item in dataclasses.fields(cls)}

@@ -12,10 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sampled_sae.config import first_difference
-from sampled_sae.method.config import upgraded_run
+from sampled_sae.config import first_difference, read_file, versioned
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import new_folder, read_json
+from sampled_sae.utils.files import new_folder
 
 KEEP = 2
 """The newest, and one before it in case the newest is damaged later."""
@@ -49,7 +48,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
             "sizes": sizes,
             "extra": checkpoint.extra,
         }
-        (temporary / "checkpoint.json").write_text(json.dumps(content, allow_nan=False))
+        (temporary / "checkpoint.json").write_text(json.dumps(versioned("checkpoint", content), allow_nan=False))
     for old in _all(folder)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
     return target
@@ -68,7 +67,7 @@ def load_latest(folder: Path, run: dict[str, Any], warn: Callable[[str], None]) 
         except UserError as error:
             damage.append(str(error))
             continue
-        difference = first_difference(upgraded_run(checkpoint.run), run)
+        difference = first_difference(checkpoint.run, run)
         if difference:
             raise UserError(f"{path}: the checkpoint is of another configuration: {difference}")
         for line in damage:
@@ -81,8 +80,8 @@ def load_latest(folder: Path, run: dict[str, Any], warn: Callable[[str], None]) 
 
 def load(path: Path) -> Checkpoint:
     """Read one checkpoint folder, whole or not at all."""
-    content = read_json(path / "checkpoint.json")
-    if not isinstance(content, dict) or not {"step", "run", "names", "sizes", "extra"} <= content.keys():
+    content = read_file(path / "checkpoint.json", "checkpoint")
+    if not {"step", "run", "names", "sizes", "extra"} <= content.keys():
         raise UserError(f"{path / 'checkpoint.json'}: not a checkpoint of this program")
     states = {}
     for index, name in enumerate(content["names"]):

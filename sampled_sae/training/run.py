@@ -12,17 +12,16 @@ from typing import Any
 
 import torch
 
-from sampled_sae.config import first_difference, require, to_dict, whole_numbers
+from sampled_sae.config import first_difference, read_file, require, to_dict, whole_numbers, write_file
 from sampled_sae.data.harvest import HarvestStopped
 from sampled_sae.data.stream import Stream
-from sampled_sae.method.config import SAEConfig, upgraded_run
+from sampled_sae.method.config import SAEConfig
 from sampled_sae.sae import SAE
 from sampled_sae.training import checkpoint
 from sampled_sae.training.callbacks import Sink, open_sinks
 from sampled_sae.training.heldout import calibrated_threshold, measure_heldout
 from sampled_sae.training.learner import Learner, Stats
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import read_json, write_json
 from sampled_sae.utils.system import git_commit, versions
 
 
@@ -108,10 +107,10 @@ class Run:
             raise UserError(
                 f"out = {str(self.out)!r}: holds a run already; {HOW} to go on with it, or choose another folder"
             )
-        content = read_json(record)
-        if not isinstance(content, dict) or "config" not in content:
+        content = read_file(record, "run")
+        if "config" not in content:
             raise UserError(f"{record}: not the record of a training run; choose another folder")
-        difference = first_difference(upgraded_run(content["config"]), description)
+        difference = first_difference(content["config"], description)
         if difference:
             raise UserError(f"{record}: the run there has another configuration: {difference}")
         difference = first_difference(content.get("source") or self.source, self.source)
@@ -156,7 +155,7 @@ class Run:
         """Write `run.json`: what the run is, and whether it has come to its end."""
         assert self.out is not None
         origin = {"source": self.source, "versions": versions(), "git_commit": git_commit()}
-        write_json(self.out / "run.json", {"config": self.describe(), **origin, "finished": finished})
+        write_file(self.out / "run.json", "run", {"config": self.describe(), **origin, "finished": finished})
 
     def open_log(self, log_to: Iterable[str]) -> None:
         self.sinks = open_sinks(self.out, log_to, self.step)

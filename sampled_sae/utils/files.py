@@ -94,8 +94,9 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}); was it cut short?") from None
+    except (ValueError, RecursionError) as error:  # RecursionError: objects nested too deeply
+        what = str(error).split(";")[0]
+        raise UserError(f"{path}: not valid JSON ({what}); was it cut short?") from None
 
 
 @contextmanager

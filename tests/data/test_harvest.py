@@ -102,7 +102,7 @@ def test_tokens_of_high_norm_are_left_out(model):
     x = torch.cat([s.batch(i) for i in range(20)])
     assert float(x.norm(dim=1).max()) <= s.limit
     assert float(s.heldout.norm(dim=1).max()) <= s.limit
-    assert s.metadata["max_norm"] == s.limit
+    assert s.metadata["high_norm_limit"] == s.limit
 
 
 def test_a_layer_is_the_same_alone_and_with_others(model):
