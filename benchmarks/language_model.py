@@ -124,7 +124,7 @@ class Setting:
         self.trained = torch.cat(
             [stream.batch(steps - 1 - i) for i in range(min(16, (steps - 1) % stream.harvest.block_batches + 1))]
         )
-        each = [watch.milliseconds(sae.config) for sae in saes if sae.config]
+        each = [watch.milliseconds(sae.cfg.training) for sae in saes if sae.cfg.training]
         return saes, {"seconds": seconds, "open_seconds": opened, "steps": steps, "ms_a_step": each}
 
     def measure(self, saes: list[ss.SAE]) -> list[dict[str, Any]]:
@@ -139,14 +139,19 @@ def rows(s: Setting, names: list[str], saes: list[ss.SAE], took: dict[str, Any])
     """One line of the table for each SAE."""
     lines, results = [], s.measure(saes)
     for name, sae, ms, result in zip(names, saes, took["ms_a_step"], results, strict=True):
-        assert sae.config is not None
-        training = sae.metadata["training"]
-        line = {"name": name, "lr": sae.config.optimizer.lr, "seed": sae.config.seed, "dead": training["dead"]}
+        assert sae.cfg.training is not None
+        training = sae.cfg.metadata["training"]
+        line = {
+            "name": name,
+            "lr": sae.cfg.training.optimizer.lr,
+            "seed": sae.cfg.training.seed,
+            "dead": training["dead"],
+        }
         line |= {"ever_pooled": training["ever_pooled"], "path": training["path"], "ms_a_step": ms}
         line["seconds"] = None if ms is None else ms * took["steps"] / 1e3
         for where, x in (("heldout", s.heldout), ("trained", s.trained)):
             line[f"fvu_{where}"] = 1 - by_threshold(sae, x.float()).fve
-        lines.append(line | {"config": to_dict(sae.config), "core": result})
+        lines.append(line | {"config": to_dict(sae.cfg.training), "core": result})
     return lines
 
 
@@ -229,11 +234,11 @@ def whole(s: Setting, names: list[str], configs: list[ss.SAEConfig]) -> dict[str
     took["measure_seconds"] = time.perf_counter() - begin
     if s.a.keep:
         for sae in saes:
-            assert sae.config is not None
+            assert sae.cfg.training is not None
             # Where the evaluations find model and text again.
-            sae.metadata |= {"model_name": s.a.model, "text": s.a.text}
-            folder = place(s, sae.config)
-            sae.config = replace(sae.config, name=folder.name)
+            sae.cfg.metadata.update({"model_name": s.a.model, "text": s.a.text})
+            folder = place(s, sae.cfg.training)
+            sae.cfg = replace(sae.cfg, training=replace(sae.cfg.training, name=folder.name))
             sae.save(folder)
     return {"took": took, "runs": lines}
 

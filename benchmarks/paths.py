@@ -41,7 +41,7 @@ def trained(config: ss.SAEConfig, path: str, x: Tensor, heldout: Tensor, steps: 
     torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
     cut, threshold = as_trained(sae, heldout, batch), by_threshold(sae, heldout, batch_size=batch)
-    training = sae.metadata["training"]
+    training = sae.cfg.metadata["training"]
     return {
         "path": training["path"],
         "fvu": 1 - cut.fve,

@@ -1,4 +1,4 @@
-"""A trained sparse autoencoder: parameters, inference by threshold, and its folder on disk."""
+"""A sparse autoencoder for inference: parameters, encoding, decoding, saving and loading."""
 
 from __future__ import annotations
 
@@ -6,54 +6,59 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sampled_sae.method.config import SAEConfig
+from sampled_sae import formats
+from sampled_sae.method.architectures import InferenceConfig, architectures
+from sampled_sae.method.codes import SparseCodes
 from sampled_sae.utils.errors import UserError
+
+THRESHOLDS = ("threshold", "threshold_ema")
 
 
 class SAE(nn.Module):
-    """x [..., d] -> codes [..., m] -> x_hat [..., d]; a token's codes depend on that token alone.
+    """x [..., d_in] -> codes [..., d_sae] -> x_hat [..., d_in]; a token's codes depend on that token alone."""
 
-    A latent's activation z is kept where z > threshold, strictly. `config` says how it was trained and
-    `metadata` where it came from (model, hook, run); both are saved with it.
-    """
-
-    W_enc_rows: Tensor
+    W_enc: Tensor
+    """[d_in, d_sae], stored latent by latent like W_dec: W_enc.T is contiguous."""
     b_enc: Tensor
     W_dec: Tensor
+    """[d_sae, d_in]."""
     b_dec: Tensor
     threshold: Tensor
+    """() or [d_sae], float32: a jumprelu code is kept above it, strictly; 0 for other architectures."""
     threshold_ema: Tensor
+    """() float32: moving average of the threshold during training; nan if there is none."""
 
-    def __init__(self, d: int, m: int, *, config: SAEConfig | None = None, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self, cfg: InferenceConfig, dtype: torch.dtype = torch.float32, device: str | torch.device | None = None
+    ):
+        """Create an SAE with all weights 0."""
         super().__init__()
-        # The encoder is stored with latents as rows, as the decoder is: both are read one latent at a time.
-        self.W_enc_rows = nn.Parameter(torch.zeros(m, d, dtype=dtype))
-        self.b_enc = nn.Parameter(torch.zeros(m, dtype=dtype))
-        self.W_dec = nn.Parameter(torch.zeros(m, d, dtype=dtype))
-        self.b_dec = nn.Parameter(torch.zeros(d, dtype=dtype))
-        self.register_buffer("threshold", torch.zeros((), dtype=torch.float32))
-        # The moving average of training; nan where training was too short to have one.
-        self.register_buffer("threshold_ema", torch.full((), torch.nan, dtype=torch.float32))
-        self.config = config
-        self.metadata: dict[str, Any] = {}
-
-    @property
-    def W_enc(self) -> Tensor:
-        """[d, m], a view."""
-        return self.W_enc_rows.T
+        self.cfg = cfg
+        self.folder: Path | None = None
+        """Folder that it was loaded from or last saved to."""
+        self.architecture = architectures()[cfg.architecture]
+        shapes = {"b_enc": (cfg.d_sae,), "W_dec": (cfg.d_sae, cfg.d_in), "b_dec": (cfg.d_in,)}
+        shapes |= {name: (cfg.d_sae,) for name in self.architecture.tensors if name not in THRESHOLDS}
+        self.W_enc = nn.Parameter(torch.zeros(cfg.d_sae, cfg.d_in, dtype=dtype, device=device).T)
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=dtype, device=device)))
+        self.register_buffer("threshold", torch.zeros((), device=device))
+        self.register_buffer("threshold_ema", torch.full((), torch.nan, device=device))
+        self._cut: tuple[Tensor, int, torch.dtype, float] | None = None
 
     @property
     def d_in(self) -> int:
-        """Input width."""
-        return self.W_dec.shape[1]
+        """Width of the activations."""
+        return self.cfg.d_in
 
     @property
     def d_sae(self) -> int:
         """Number of latents."""
-        return self.W_dec.shape[0]
+        return self.cfg.d_sae
 
     @property
     def device(self) -> torch.device:
@@ -63,55 +68,125 @@ class SAE(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.W_dec.dtype
 
-    def pre_activations(self, x: Tensor) -> Tensor:
-        """x [..., d] -> post-ReLU activations [..., m], before the threshold."""
-        if x.shape[-1] != self.d_in:
-            raise UserError(f"x has width {x.shape[-1]}: this SAE takes activations of width {self.d_in}")
-        return torch.relu((x.to(self.dtype) - self.b_dec) @ self.W_enc + self.b_enc)
+    @property
+    def cut(self) -> float | Tensor:
+        """Threshold as it is applied, at least 0: a float for all latents, or [d_sae].
 
-    def encode(self, x: Tensor) -> Tensor:
-        """x [..., d] -> codes [..., m]."""
-        z = self.pre_activations(x)
-        return z * (z > self.threshold)
+        The float is cached until the buffer changes, so that encoding does not synchronize with the GPU.
+        """
+        threshold = self.threshold
+        if threshold.ndim:
+            return threshold.clamp_min(0.0)
+        version = -1 if threshold.is_inference() else threshold._version  # -1: changes are not counted
+        cached = self._cut
+        if cached is None or version < 0 or cached[0] is not threshold or cached[1:3] != (version, self.dtype):
+            # Rounded to the dtype in which pre-activations are compared with it.
+            cached = self._cut = (threshold, version, self.dtype, float(threshold.clamp_min(0.0).to(self.dtype)))
+        return cached[3]
 
-    def decode(self, codes: Tensor) -> Tensor:
-        """codes [..., m] -> x_hat [..., d]."""
-        if codes.shape[-1] != self.d_sae:
-            raise UserError(f"codes have {codes.shape[-1]} latents: this SAE has {self.d_sae}")
-        return codes @ self.W_dec + self.b_dec
+    def pre_activations(self, x: Tensor | np.ndarray[Any, Any], latents: Tensor | None = None) -> Tensor:
+        """x [..., d_in] -> the encoder's affine map [..., c] before any activation, of latents [c] or of all."""
+        x = self._input(x)
+        pre = self._affine(x.reshape(-1, self.d_in), latents)
+        return pre.view(*x.shape[:-1], pre.shape[1])
+
+    def encode(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
+        """x [..., d_in] -> codes [..., d_sae]."""
+        x = self._input(x)
+        return self._codes(x.reshape(-1, self.d_in), None).view(*x.shape[:-1], self.d_sae)
+
+    @torch.no_grad()
+    def encode_sparse(
+        self, x: Tensor | np.ndarray[Any, Any], latents: Tensor | None = None, max_values: int = 2**26
+    ) -> SparseCodes:
+        """x [..., d_in] -> the nonzero codes of its tokens in order, of latents [c] (each once) or of all.
+
+        Computed in chunks of tokens with at most `max_values` codes.
+        """
+        x = self._input(x).reshape(-1, self.d_in)
+        if latents is not None:
+            latents = latents.to(self.device).sort().values
+        computed = self.d_sae if latents is None or not self.architecture.per_latent else len(latents)
+        chunks = x.split(max(1, max_values // max(1, computed)))
+        codes = SparseCodes.cat([SparseCodes.from_dense(self._codes(chunk, latents)) for chunk in chunks])
+        return codes if latents is None else codes._replace(latent=latents[codes.latent], d_sae=self.d_sae)
+
+    def decode(self, codes: Tensor | SparseCodes) -> Tensor:
+        """Codes [..., d_sae] -> x_hat [..., d_in]; sparse codes -> x_hat [tokens, d_in]."""
+        width = codes.d_sae if isinstance(codes, SparseCodes) else codes.shape[-1]
+        if width != self.d_sae:
+            raise UserError(f"codes have {width} latents: this SAE has {self.d_sae}")
+        decoded = codes.decode(self.W_dec) if isinstance(codes, SparseCodes) else codes @ self.W_dec
+        return decoded + self.b_dec
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., d] -> x_hat [..., d]."""
+        """x [..., d_in] -> x_hat [..., d_in]."""
         return self.decode(self.encode(x))
+
+    def _input(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
+        """A tensor of the right width; it moves to the SAE's device and dtype chunk by chunk."""
+        x = torch.as_tensor(x)
+        if not x.ndim or x.shape[-1] != self.d_in:
+            width = x.shape[-1] if x.ndim else None
+            raise UserError(f"x has width {width}: this SAE takes activations of width {self.d_in}")
+        return x
+
+    def _affine(self, x: Tensor, latents: Tensor | None) -> Tensor:
+        """x [n, d_in] -> pre-activations [n, c]."""
+        x = x.to(self.device, self.dtype)
+        x = x - self.b_dec if self.cfg.apply_b_dec_to_input else x
+        if latents is None:
+            return torch.addmm(self.b_enc, x, self.W_enc)
+        return torch.addmm(self.b_enc[latents], x, self.W_enc.T[latents].T)
+
+    def _codes(self, x: Tensor, latents: Tensor | None) -> Tensor:
+        """x [n, d_in] -> codes [n, c]."""
+        if latents is None or self.architecture.per_latent:
+            return self.architecture.activate_(self, self._affine(x, latents), latents)
+        return self.architecture.activate_(self, self._affine(x, None), None)[:, latents]
 
     @torch.no_grad()
     def rescale_(self, c: float) -> SAE:
-        """Make an SAE trained on x/c take x, in place: biases and thresholds grow by c, directions stay."""
-        for tensor in (self.b_enc, self.b_dec, self.threshold, self.threshold_ema):
-            tensor.mul_(c)
+        """Make an SAE trained on x/c take x, in place: biases and thresholds are multiplied by c."""
+        for name, tensor in self.state_dict(keep_vars=True).items():
+            if name.startswith("b_") or name in THRESHOLDS:
+                tensor.mul_(c)
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SAE:
-        """Where `to`, `cuda`, `bfloat16` and the like end up: thresholds move along, but stay in float32."""
-        kept = {name: getattr(self, name) for name in ("threshold", "threshold_ema")}
+        """Called by `to`, `cuda`, `bfloat16` and the like: thresholds move along, but stay in float32."""
+        kept = {name: getattr(self, name) for name in THRESHOLDS}
         super()._apply(fn, recurse)
         for name, value in kept.items():
             setattr(self, name, value.to(getattr(self, name).device))
         return self
 
-    def save(self, folder: str | Path) -> Path:
-        """Write a SAELens v6 folder with our own configuration beside it; returns the folder."""
-        from sampled_sae.formats import saelens
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has tensors of its own, whose changes are counted from 0.
+        return self.__dict__ | {"_cut": None}
 
-        return saelens.save(self, Path(folder))
+    def save(self, folder: str | Path, format: str = "saelens") -> Path:
+        """Write a folder, whole or not at all, and return it."""
+        tensors = {name: tensor.detach() for name, tensor in self.state_dict().items()}
+        self.folder = formats.save(formats.StoredSAE(self.cfg, tensors), Path(folder), format)
+        return self.folder
 
     @classmethod
-    def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> SAE:
-        """Read what `save` wrote, or a SAELens v6 folder of the same kind made elsewhere."""
-        from sampled_sae.formats import saelens
-
-        return saelens.load(Path(folder)).to(device)
+    @torch.no_grad()
+    def load(cls, path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> SAE:
+        """Read a saved SAE of any known format, in its own dtype by default."""
+        cfg, tensors = formats.load(Path(path))
+        sae = cls(cfg, dtype or tensors["W_dec"].dtype, device)
+        for name, tensor in tensors.items():
+            if name in THRESHOLDS:
+                setattr(sae, name, tensor.to(device, torch.float32))
+            else:
+                getattr(sae, name).copy_(tensor)
+        sae.folder = Path(path)
+        return sae
 
     def __repr__(self) -> str:
-        threshold = float(self.threshold.mean())
-        return f"SAE(d_in={self.d_in}, d_sae={self.d_sae}, threshold={threshold:.4g}, config={self.config})"
+        return (
+            f"SAE({self.cfg.architecture}, d_in={self.d_in}, d_sae={self.d_sae}, "
+            f"threshold={float(self.threshold.mean()):.4g}, training={self.cfg.training})"
+        )

@@ -1,7 +1,11 @@
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 
 import sampled_sae as ss
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import calibrated_threshold, measure_heldout
 
@@ -9,7 +13,7 @@ from sampled_sae.training.heldout import calibrated_threshold, measure_heldout
 @pytest.fixture
 def sae() -> SAE:
     generator = torch.Generator().manual_seed(0)
-    made = SAE(6, 20, config=ss.batchtopk(20, 3))
+    made = SAE(InferenceConfig(6, 20, training=ss.batchtopk(20, 3)))
     with torch.no_grad():
         for tensor in made.parameters():
             tensor.copy_(torch.randn(tensor.shape, generator=generator))
@@ -72,8 +76,101 @@ def test_what_is_measured_on_heldout_tokens():
     torch.manual_seed(0)
     x = torch.randn(300, 8)
     sae = ss.train(x, ss.batchtopk(32, 3), steps=20, batch_size=32, heldout=x, device="cpu", progress=False)[0]
-    found = sae.metadata["training"]["heldout"]
+    found = sae.cfg.metadata["training"]["heldout"]
     error = (x - sae(x)).square().sum() / (x - x.mean(0)).square().sum()
     assert found["fvu"] == pytest.approx(float(error.detach()), rel=1e-5)
     assert found["l0"] == pytest.approx(3)
     assert measure_heldout(sae, x[:1].expand(5, -1)).fvu is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cut", [0.5, -1.0, None])
+@torch.no_grad()
+def test_encode_is_relu_and_threshold_in_every_dtype(sae, dtype, cut):
+    sae = sae.to(dtype)
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    # None: each latent has a threshold of its own.
+    sae.threshold = torch.rand(20) if cut is None else torch.tensor(cut)
+    z = torch.relu((x - sae.b_dec) @ sae.W_enc + sae.b_enc)
+    found = sae.encode(x)
+    assert found.dtype == dtype
+    near = 0.1 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found, z * (z > sae.threshold), rtol=near, atol=near)
+    assert 0 < (found > 0).double().mean() < 1
+
+
+def test_pre_activations_are_the_affine_map(sae):
+    x, latents = torch.randn(2, 5, 6), torch.tensor([7, 3])
+    truth = (x - sae.b_dec) @ sae.W_enc + sae.b_enc
+    assert (truth < 0).any()
+    torch.testing.assert_close(sae.pre_activations(x), truth)
+    torch.testing.assert_close(sae.pre_activations(x, latents), truth[..., latents])
+    bare = SAE(replace(sae.cfg, apply_b_dec_to_input=False))
+    bare.load_state_dict(sae.state_dict())
+    torch.testing.assert_close(bare.pre_activations(x), x @ sae.W_enc + sae.b_enc)
+
+
+@pytest.mark.parametrize("per_latent", [False, True])
+@pytest.mark.parametrize("max_values", [1, 100, 2**26])
+@torch.no_grad()
+def test_sparse_codes_are_the_dense_ones(sae, per_latent, max_values):
+    x, latents = torch.randn(3, 11, 6), torch.tensor([17, 3, 8])
+    if per_latent:
+        sae.threshold = torch.rand(20)
+    dense, found = sae.encode(x), sae.encode_sparse(x, max_values=max_values)
+    torch.testing.assert_close(found.dense().view_as(dense), dense)
+    assert (found.tokens, found.d_sae) == (33, 20)
+    flat = found.token * 20 + found.latent
+    assert torch.equal(flat, flat.unique())
+    torch.testing.assert_close(sae.decode(found).view_as(x), sae.decode(dense))
+    some = sae.encode_sparse(x, latents, max_values=max_values).dense().view_as(dense)
+    torch.testing.assert_close(some[..., latents], dense[..., latents])
+    assert some.count_nonzero() == dense[..., latents].count_nonzero()
+    assert len(sae.encode_sparse(x[:0]).value) == 0
+    with pytest.raises(ss.UserError, match="codes have 19 latents: this SAE has 20"):
+        sae.decode(found._replace(d_sae=19))
+
+
+def test_arrays_and_tensors_with_gradients_are_encoded(sae):
+    x = torch.randn(9, 6, requires_grad=True)
+    codes = sae.encode(x)
+    codes.sum().backward()
+    torch.testing.assert_close(x.grad, (codes > 0).float() @ sae.W_enc.T.detach())
+    assert torch.equal(sae.encode(x.detach().double().numpy()), codes)
+    assert not sae.encode_sparse(x).value.requires_grad
+
+
+def test_a_changed_threshold_is_used_at_once(sae):
+    x = torch.randn(40, 6)
+
+    def counts(model: SAE) -> int:
+        return int(model.encode(x).count_nonzero())
+
+    before = counts(sae)
+    other = copy.deepcopy(sae)
+    sae.threshold.fill_(1e9)
+    assert counts(sae) == 0 and counts(other) == before
+    other.threshold.fill_(1e9)
+    assert counts(other) == 0
+    with torch.inference_mode():
+        other.threshold.fill_(0.7)
+        moved = SAE(other.cfg).to(torch.float64)
+        moved.load_state_dict(other.state_dict())
+        assert counts(moved) == before
+        moved.threshold.fill_(1e9)
+        assert counts(moved) == 0
+    assert counts(other) == before
+    other.load_state_dict(sae.state_dict())
+    assert counts(other) == 0
+    other.threshold = torch.tensor(0.7)
+    assert counts(other) == before
+    other.threshold.mul_(1e9)
+    assert counts(other) == 0
+
+
+def test_the_encoder_is_stored_latent_by_latent(sae, tmp_path):
+    fresh = SAE(sae.cfg)
+    fresh.load_state_dict(sae.state_dict())
+    assert set(sae.state_dict()) == {"W_enc", "b_enc", "W_dec", "b_dec", "threshold", "threshold_ema"}
+    for one in (sae, copy.deepcopy(sae), fresh, sae.to(torch.bfloat16).to(torch.float32), SAE.load(sae.save(tmp_path))):
+        assert one.W_enc.shape == (6, 20) and one.W_enc.T.is_contiguous()

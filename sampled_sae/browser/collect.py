@@ -115,7 +115,7 @@ def collect(
     """Read contexts [n, L] once. `other` is read along if it is an SAE of the `same_layer` of the same model."""
     _check(sae, model, other)
     contexts, told = contexts.long().cpu(), told or (lambda what, done, total: None)
-    skip_first = int(sae.metadata.get("skip_first") or 0)
+    skip_first = int(sae.cfg.metadata.get("skip_first") or 0)
     if skip_first >= contexts.shape[1]:
         raise UserError(
             f"context = {contexts.shape[1]}: must be more than the {skip_first} first tokens that are skipped"

@@ -156,8 +156,8 @@ def make_page(
 
 def _same_place(sae: SAE, other: SAE, layer: int) -> bool:
     """Whether the other SAE reads the same activations, as far as it says."""
-    of, here = other.metadata.get("layer"), other.metadata.get("model_name")
-    return of in (None, layer) and here in (None, sae.metadata.get("model_name"))
+    of, here = other.cfg.metadata.get("layer"), other.cfg.metadata.get("model_name")
+    return of in (None, layer) and here in (None, sae.cfg.metadata.get("model_name"))
 
 
 def _facts(

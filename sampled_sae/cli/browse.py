@@ -63,8 +63,8 @@ class Browse:
         require(self.tokens >= 1, "tokens", self.tokens, "must be at least 1")
         place = usable_device(self.device)
         sae, other = SAE.load(self.folder, place), None if self.other is None else SAE.load(self.other, place)
-        name = str(said(sae, "model_name", self.model, "model", self.folder))
-        layer = layer_of(sae, self.layer, self.folder)
+        name = str(said(sae.cfg, "model_name", self.model, "model", self.folder))
+        layer = layer_of(sae.cfg, self.layer, self.folder)
         # A folder that cannot be written to must not be noticed after the work.
         make_folder(self.out)
         model = self._load(name, place)
@@ -100,7 +100,7 @@ class Browse:
         from sampled_sae.data.contexts import TextConfig, contexts
         from sampled_sae.data.text import documents
 
-        cut = TextConfig(self.context, bool(sae.metadata.get("prepend_bos")))
+        cut = TextConfig(self.context, bool(sae.cfg.metadata.get("prepend_bos")))
         source = documents(self.text, self.text_field, self.split, self.subset)
         count = -(-self.tokens // self.context)
         found = list(islice(contexts(source, model.tokenizer, cut), count))

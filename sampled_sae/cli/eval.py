@@ -22,7 +22,7 @@ from sampled_sae.evals.core.schema import CoreConfig, PutIn, special_tokens
 from sampled_sae.evals.probing.schema import ProbingConfig
 from sampled_sae.evals.registry import EVALUATIONS, chosen
 from sampled_sae.evals.session import Request, find_saes, open_session
-from sampled_sae.formats.saelens import Description
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 
@@ -142,7 +142,7 @@ class Eval:
         read = partial(self._contexts, self.interp_tokens // INTERP_CONTEXT, INTERP_CONTEXT, False)
         return Request(name, about, self._autointerp_settings, read)
 
-    def _autointerp_settings(self, sae: Description, model: LanguageModel) -> AutointerpConfig:
+    def _autointerp_settings(self, sae: InferenceConfig, model: LanguageModel) -> AutointerpConfig:
         """Without the tokens that stand for no text and the first positions, unless it was said which to leave out."""
         settings = self.autointerp
         if not settings.left_out:
@@ -150,7 +150,7 @@ class Eval:
             settings = replace(settings, left_out=tuple(sorted(known)))
         return replace(settings, skip_first=settings.skip_first or int(sae.metadata.get("skip_first") or 0))
 
-    def _core_settings(self, sae: Description, model: LanguageModel) -> CoreConfig:
+    def _core_settings(self, sae: InferenceConfig, model: LanguageModel) -> CoreConfig:
         """As the SAE was trained: without the same positions and norms, cut in batches of the same size."""
         said, limit = sae.metadata, sae.metadata.get("high_norm_limit")
         return CoreConfig(
@@ -164,7 +164,7 @@ class Eval:
             contexts_at_once=self.contexts_at_once or (16 if self._place().type == "cuda" else 4),
         )
 
-    def _count(self, sae: Description) -> int:
+    def _count(self, sae: InferenceConfig) -> int:
         """Contexts that core reads: as many as were asked for, or else of the text that was trained on no more than
         were held out."""
         if self.contexts is not None:
@@ -172,17 +172,19 @@ class Eval:
         held, size = self._held_out(sae)
         return CONTEXTS if held is None else max(1, min(CONTEXTS, held // (self.context or size)))
 
-    def _held_out(self, sae: Description) -> tuple[int | None, int]:
+    def _held_out(self, sae: InferenceConfig) -> tuple[int | None, int]:
         """Tokens at the start of this text that the SAE was not trained on, none for another text; its context."""
         held, size = sae.metadata.get("heldout_contexts"), sae.metadata.get("context_size")
         if held is None or size is None or not same_text(self.text, sae.metadata.get("text")):
             return None, size or 1
         return held * size, size
 
-    def _first_contexts(self, sae: Description, model: LanguageModel) -> Tensor:
+    def _first_contexts(self, sae: InferenceConfig, model: LanguageModel) -> Tensor:
         return self._contexts(self._count(sae), self.context, True, sae, model)
 
-    def _contexts(self, count: int, length: int | None, all_: bool, sae: Description, model: LanguageModel) -> Tensor:
+    def _contexts(
+        self, count: int, length: int | None, all_: bool, sae: InferenceConfig, model: LanguageModel
+    ) -> Tensor:
         """The text's first contexts [count, L], cut as in training; fewer where there are fewer, if not `all_`."""
         from sampled_sae.data.text import documents
 
@@ -200,7 +202,7 @@ class Eval:
             print(f"interp_tokens = {self.interp_tokens:,}: {read}", file=sys.stderr)
         return torch.stack(found)
 
-    def _check_unseen(self, sae: Description, folder: Path) -> None:
+    def _check_unseen(self, sae: InferenceConfig, folder: Path) -> None:
         """Refuse to measure on what the SAE was trained on, as far as it says."""
         held, size = self._held_out(sae)
         if held is None:

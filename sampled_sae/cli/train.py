@@ -13,7 +13,7 @@ import tyro
 
 from sampled_sae.cli.cache import Source
 from sampled_sae.config import require
-from sampled_sae.formats.saelens import describe
+from sampled_sae.formats import describe
 from sampled_sae.method import presets
 from sampled_sae.method.config import AuxKConfig, Everything, OptimizerConfig, SAEConfig, Scope, sae_config_from_dict
 from sampled_sae.method.scores import get_score, load_scores

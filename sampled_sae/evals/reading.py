@@ -200,7 +200,7 @@ class _Rows:
 
     def __init__(self, sae: SAE, latents: Sequence[int]):
         rows = torch.tensor(list(latents), dtype=torch.int64, device=sae.device)
-        self.weight, self.bias, self.shift = sae.W_enc_rows[rows], sae.b_enc[rows], sae.b_dec
+        self.weight, self.bias, self.shift = sae.W_enc.T[rows], sae.b_enc[rows], sae.b_dec
         self.threshold = sae.threshold[rows] if sae.threshold.ndim else sae.threshold
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -226,9 +226,9 @@ def checked(saes: Sequence[SAE], model: LanguageModel, layer: int) -> Iterator[t
         which = "sae" if len(saes) == 1 else f"saes[{number}]"
         if sae.d_in != model.width:
             raise UserError(f"{which} has width {sae.d_in}: must be {model.width}, the width of {model.name}")
-        own = own_layer(sae.metadata, which)
+        own = own_layer(sae.cfg.metadata, which)
         if own not in (None, layer):
-            place = f"layer {own}" if sae.metadata.get("layer") is not None else sae.metadata["hook_name"]
+            place = f"layer {own}" if sae.cfg.metadata.get("layer") is not None else sae.cfg.metadata["hook_name"]
             raise UserError(f"layer = {layer}: {which} was trained on {place}; measure it there")
         for name in ("W_enc", "b_enc", "W_dec", "b_dec", "threshold"):
             if not bool(getattr(sae, name).isfinite().all()):

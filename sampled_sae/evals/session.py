@@ -19,7 +19,8 @@ from torch import Tensor
 from sampled_sae.config import plain, to_dict
 from sampled_sae.evals.reading import own_layer
 from sampled_sae.evals.registry import EVALUATIONS
-from sampled_sae.formats.saelens import Description, describe
+from sampled_sae.formats import describe
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils import system
@@ -45,9 +46,9 @@ class Request:
     """Of the evaluation."""
     asked: dict[str, Any]
     """What decides the numbers, as plain JSON; a result is kept for as long as it was asked for in the same way."""
-    settings: Callable[[Description, LanguageModel], Any]
+    settings: Callable[[InferenceConfig, LanguageModel], Any]
     """The evaluation's configuration for an SAE; SAEs with equal ones are measured together."""
-    contexts: Callable[[Description, LanguageModel], Tensor] | None = None
+    contexts: Callable[[InferenceConfig, LanguageModel], Tensor] | None = None
     """Token ids [n, L] for an SAE, where the evaluation reads text."""
 
     def path(self, folder: Path) -> Path:
@@ -69,7 +70,7 @@ class Session:
     model: LanguageModel
     device: torch.device
     layers: dict[Path, int]
-    saes: dict[Path, Description]
+    saes: dict[Path, InferenceConfig]
 
     def measure(self, request: Request, folders: Sequence[Path]) -> None:
         """Measure the SAEs of these folders."""
@@ -92,7 +93,7 @@ class Session:
         """As many SAEs at once as fit, one at least."""
         free, part, size = system.available(self.device), list[Path](), 0
         for folder in folders:
-            need = self.saes[folder].m * (8 * self.saes[folder].d + KEPT)
+            need = self.saes[folder].d_sae * (8 * self.saes[folder].d_in + KEPT)
             full = free is not None and size + need > USED * free
             if part and (full or len(part) == most):
                 yield part
@@ -140,7 +141,7 @@ class Session:
 
     def _write(self, request: Request, folder: Path, result: Any, settings: Any, seconds: float) -> None:
         make_folder(folder / FOLDER)
-        config, to_saebench = self.saes[folder].config, EVALUATIONS[request.name].to_saebench
+        config, to_saebench = self.saes[folder].training, EVALUATIONS[request.name].to_saebench
         write_json(
             request.path(folder),
             {
@@ -175,7 +176,7 @@ def open_session(
     return Session(load(names.pop()), device, layers, saes)
 
 
-def layer_of(sae: Description | SAE, asked: int | None, folder: Path) -> int:
+def layer_of(sae: InferenceConfig, asked: int | None, folder: Path) -> int:
     """The layer that an SAE says to be of, or the one that was asked for where it does not say."""
     own = own_layer(sae.metadata, str(folder))
     if asked is not None and own not in (None, asked):
@@ -183,7 +184,7 @@ def layer_of(sae: Description | SAE, asked: int | None, folder: Path) -> int:
     return int(said(sae, "layer", asked, "layer", folder)) if own is None else own
 
 
-def said(sae: Description | SAE, name: str, asked: Any, flag: str, folder: Path) -> Any:
+def said(sae: InferenceConfig, name: str, asked: Any, flag: str, folder: Path) -> Any:
     """What was asked for, or what the SAE says of itself."""
     value = sae.metadata.get(name) if asked is None else asked
     if value is None:

@@ -232,14 +232,14 @@ def run(
 
 def describe(cell: Cell, sae: SAE) -> dict[str, Any]:
     """Who this SAE is, for tables and pictures."""
-    assert sae.config is not None
+    assert sae.cfg.training is not None
     return {
-        "name": sae.config.name,
+        "name": sae.cfg.training.name,
         "label": cell.label,
         "group": cell.group,
         "l": cell.l,
-        "seed": sae.config.seed,
-        "config": to_dict(sae.config),
+        "seed": sae.cfg.training.seed,
+        "config": to_dict(sae.cfg.training),
     }
 
 
@@ -268,10 +268,10 @@ class Measurement:
             "fve_heldout_ema": average and average.fve,
             "l0_ema": average and average.l0,
             "dead": float((trained.frequency == 0).double().mean()),
-            "ever_pooled": sae.metadata["training"]["ever_pooled"],
+            "ever_pooled": sae.cfg.metadata["training"]["ever_pooled"],
             "recovery": bucket_recovery(matching.similarity, self.data.bucket, BUCKETS),
             "fidelity": fidelity,
-            "seconds": sae.metadata["training"]["seconds"],
+            "seconds": sae.cfg.metadata["training"]["seconds"],
         }
 
 

@@ -1,11 +1,12 @@
-"""Sparse codes: the few activations that were kept, and the products that touch only them.
+"""Sparse codes: the few activations that are not 0, and the products that touch only them.
 
-Every matrix product is an `embedding_bag`: a sum of rows of a table, weighted, one bag an output row. The
+Every matrix product is an `embedding_bag`: a weighted sum of rows of a table, one bag per output row. The
 order of each sum is fixed, so on a CPU results are the same in every run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,44 +14,65 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Codes(NamedTuple):
-    """Kept activations, ordered by token: value[i] is latent[i]'s activation on token[i]."""
+class SparseCodes(NamedTuple):
+    """Codes [tokens, d_sae] as their nonzero entries, by token and then by latent."""
 
     token: Tensor
-    """[n] long."""
+    """[n] integers, ascending."""
     latent: Tensor
-    """[n] long."""
+    """[n] integers."""
     value: Tensor
-    """[n], all positive."""
+    """[n]: code of latent[i] on token[i]."""
     tokens: int
-    """B, the number of tokens."""
-    latents: int
-    """m, the number of latents."""
+    """Number of tokens."""
+    d_sae: int
+    """Number of latents."""
+
+    @staticmethod
+    def from_dense(codes: Tensor) -> SparseCodes:
+        """Codes [tokens, d_sae] -> their nonzero entries."""
+        token, latent = codes.nonzero(as_tuple=True)
+        return SparseCodes(token, latent, codes[token, latent], *codes.shape)
+
+    @staticmethod
+    def cat(parts: Sequence[SparseCodes]) -> SparseCodes:
+        """Codes of consecutive tokens, of the same latents."""
+        if len(parts) == 1:
+            return parts[0]
+        first, shifted = 0, []
+        for part in parts:
+            shifted.append(part.token + first)
+            first += part.tokens
+        latent, value = torch.cat([part.latent for part in parts]), torch.cat([part.value for part in parts])
+        return SparseCodes(torch.cat(shifted), latent, value, first, parts[0].d_sae)
 
     def dense(self) -> Tensor:
-        """[B, m], for tests and small cases."""
-        out = self.value.new_zeros(self.tokens, self.latents)
+        """[tokens, d_sae], for small cases."""
+        out = self.value.new_zeros(self.tokens, self.d_sae)
         out[self.token, self.latent] = self.value
         return out
 
+    def decode(self, W_dec: Tensor) -> Tensor:
+        """W_dec [d_sae, d_in] -> sum of the active latents' rows [tokens, d_in], without bias."""
+        return F.embedding_bag(
+            self.latent, W_dec, starts(self.token, self.tokens), mode="sum", per_sample_weights=self.value
+        )
+
+    def to(self, device: str | torch.device) -> SparseCodes:
+        """The same codes on another device."""
+        return self._replace(token=self.token.to(device), latent=self.latent.to(device), value=self.value.to(device))
+
 
 def starts(groups: Tensor, count: int) -> Tensor:
-    """Sorted group numbers [n] -> where each of the `count` groups starts [count]."""
-    return torch.searchsorted(groups, torch.arange(count, device=groups.device))
+    """Sorted group numbers [n] -> index at which each of the `count` groups starts [count]."""
+    return torch.searchsorted(groups, torch.arange(count, dtype=groups.dtype, device=groups.device))
 
 
-def decode(codes: Codes, W_dec: Tensor) -> Tensor:
-    """Codes and W_dec [m, d] -> sum of the active latents' rows [B, d], without bias."""
-    return F.embedding_bag(
-        codes.latent, W_dec, starts(codes.token, codes.tokens), mode="sum", per_sample_weights=codes.value
-    )
-
-
-def decode_with_pullback(codes: Codes, W_dec: Tensor) -> tuple[Tensor, Tensor]:
-    """`decode`, and the leaf through which `value_gradient` later flows back: (x_hat [B, d], leaf [n])."""
+def decode_with_pullback(codes: SparseCodes, W_dec: Tensor) -> tuple[Tensor, Tensor]:
+    """x_hat [tokens, d_in] as by `decode`, and the leaf [n] through which `value_gradient` later flows back."""
     with torch.enable_grad():
         leaf = codes.value.detach().requires_grad_()
-        x_hat = decode(codes._replace(value=leaf), W_dec.detach())
+        x_hat = codes._replace(value=leaf).decode(W_dec.detach())
     return x_hat, leaf
 
 
@@ -70,10 +92,10 @@ class ByLatent(NamedTuple):
     """[m] where each latent's group starts."""
 
 
-def by_latent(codes: Codes) -> ByLatent:
+def by_latent(codes: SparseCodes) -> ByLatent:
     """Group codes by latent (a stable sort, so the order of sums is fixed)."""
     latent, order = codes.latent.sort(stable=True)
-    return ByLatent(order, codes.token[order], starts(latent, codes.latents))
+    return ByLatent(order, codes.token[order], starts(latent, codes.d_sae))
 
 
 def sum_by_latent(groups: ByLatent, weight: Tensor, rows: Tensor) -> Tensor:

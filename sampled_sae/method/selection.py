@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sampled_sae.method.codes import Codes
+from sampled_sae.method.codes import SparseCodes
 
 SAMPLE = 2**16
 """Values looked at to guess the cut; the guess only saves work, the result is exact."""
@@ -93,7 +93,7 @@ class Selection(NamedTuple):
     """The kept activations themselves, in the form that the path's own gradients take."""
 
 
-def keep_largest(z: Tensor, k: int, group: int, latents: int, columns: Tensor | None, cut: str) -> Codes:
+def keep_largest(z: Tensor, k: int, group: int, latents: int, columns: Tensor | None, cut: str) -> SparseCodes:
     """The cut: of each group of tokens of z [B, n] the k*group largest (or of each token the k largest).
 
     `columns` [n] says which latents the columns of z are; none means all of them.
@@ -103,4 +103,4 @@ def keep_largest(z: Tensor, k: int, group: int, latents: int, columns: Tensor | 
     flat = largest_of_rows(z.view(rows, -1), k * tokens // rows)
     column = flat % width
     latent = column if columns is None else columns[column]
-    return Codes(flat // width, latent, z.view(-1)[flat], tokens, latents)
+    return SparseCodes(flat // width, latent, z.view(-1)[flat], tokens, latents)

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampled_sae.method.codes import Codes, decode
-from sampled_sae.method.parameters import Parameters, activations
+from sampled_sae.method.codes import SparseCodes
+from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.pools import PlainEncoder, candidates
 from sampled_sae.method.selection import keep_largest, largest
 from sampled_sae.sae import SAE
@@ -29,47 +30,48 @@ class Reconstruction(NamedTuple):
 
 
 def parameters(sae: SAE) -> Parameters:
-    """The SAE's weights as the training step knows them."""
-    return Parameters(sae.W_enc_rows.detach(), sae.b_enc.detach(), sae.W_dec.detach(), sae.b_dec.detach())
+    """The SAE's weights as the training step takes them."""
+    return Parameters(sae.W_enc.T.detach(), sae.b_enc.detach(), sae.W_dec.detach(), sae.b_dec.detach())
+
+
+def training_time_codes(sae: SAE, x: Tensor, config: SAEConfig, generator: torch.Generator) -> SparseCodes:
+    """Training-time selection as in the last step: pool and cut over the batch x [n, d_in]."""
+    found = candidates(PlainEncoder(x, parameters(sae)), config, 10**9 - 1, 10**9, generator)
+    return keep_largest(found.z, config.k, found.group, sae.d_sae, found.columns, config.cut)
 
 
 def by_threshold(sae: SAE, x: Tensor, theta: Tensor | None = None, batch_size: int = 4096) -> Reconstruction:
-    """Inference: keep z > theta (the SAE's own threshold by default) on x [n, d]."""
-    weights = parameters(sae)
-    cut = sae.threshold if theta is None else theta
+    """Inference on x [n, d_in], with the SAE's own threshold or with `theta` ()."""
 
-    def select(part: Tensor) -> Codes:
-        z = activations(part, weights)
-        token, latent = (z > cut).nonzero(as_tuple=True)
-        return Codes(token, latent, z[token, latent], len(part), sae.d_sae)
+    def select(part: Tensor) -> SparseCodes:
+        if theta is None:
+            return sae.encode_sparse(part)
+        return SparseCodes.from_dense(torch.threshold_(sae.pre_activations(part), max(0.0, float(theta)), 0.0))
 
     return _measure(sae, x, select, batch_size)
 
 
 def as_trained(sae: SAE, x: Tensor, batch_size: int, seed: int = 0) -> Reconstruction:
-    """Training's own selection, as in its last step: pool and cut over batches of x [n, d]."""
-    if sae.config is None:
+    """Training-time selection over batches of x [n, d_in]."""
+    config = sae.cfg.training
+    if config is None:
         raise UserError("this SAE has no training configuration: it can only be evaluated by threshold")
-    config, weights = sae.config, parameters(sae)
     generator = torch.Generator(sae.device).manual_seed(seed)
-
-    def select(part: Tensor) -> Codes:
-        found = candidates(PlainEncoder(part, weights), config, 10**9 - 1, 10**9, generator)
-        return keep_largest(found.z, config.k, found.group, sae.d_sae, found.columns, config.cut)
-
     whole = len(x) - len(x) % batch_size
-    return _measure(sae, x[:whole] if whole else x, select, batch_size)
+    return _measure(
+        sae, x[:whole] if whole else x, lambda part: training_time_codes(sae, part, config, generator), batch_size
+    )
 
 
 @torch.no_grad()
-def _measure(sae: SAE, x: Tensor, select: Callable[[Tensor], Codes], batch_size: int) -> Reconstruction:
+def _measure(sae: SAE, x: Tensor, select: Callable[[Tensor], SparseCodes], batch_size: int) -> Reconstruction:
     mean = x.double().mean(0).to(sae.device, sae.dtype)
     error = variance = torch.zeros((), dtype=torch.float64, device=sae.device)
     fired = torch.zeros(sae.d_sae, dtype=torch.long, device=sae.device)
     for part in x.split(batch_size):
         part = part.to(sae.device, sae.dtype)
         codes = select(part)
-        x_hat = decode(codes, sae.W_dec) + sae.b_dec
+        x_hat = sae.decode(codes)
         error = error + (part - x_hat).square().sum(dtype=torch.float64)
         variance = variance + (part - mean).square().sum(dtype=torch.float64)
         fired += torch.bincount(codes.latent, minlength=sae.d_sae)

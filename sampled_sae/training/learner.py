@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae import kernels
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.parameters import Parameters, geometric_median, start_parameters
 from sampled_sae.method.pools import churn
@@ -149,9 +150,10 @@ class Learner:
     def sae(self) -> SAE:
         """A copy of the SAE as it is now, in the units of the training input, threshold from the average."""
         m, d = self.weights.W_dec.shape
-        sae = SAE(d, m, config=self.config, dtype=self.weights.W_dec.dtype).to(self.weights.W_dec.device)
+        cfg = InferenceConfig(d, m, k=self.config.k, training=self.config)
+        sae = SAE(cfg, self.weights.W_dec.dtype, self.weights.W_dec.device)
         with torch.no_grad():
-            targets = Parameters(sae.W_enc_rows, sae.b_enc, sae.W_dec, sae.b_dec)
+            targets = Parameters(sae.W_enc.T, sae.b_enc, sae.W_dec, sae.b_dec)
             for target, source in zip(targets, self.weights, strict=True):
                 target.copy_(source)
             sae.threshold_ema.copy_(self.threshold)

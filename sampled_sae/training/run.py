@@ -242,8 +242,8 @@ class Run:
             if len(x):
                 sae.threshold.fill_(calibrated_threshold(sae, x, learner.config.k, self.shared.batch_size))
                 measured = measure_heldout(sae, x, self.shared.batch_size)
-            sae.metadata |= getattr(stream, "metadata", {})
-            sae.metadata["training"] = self.describe()["train"] | {
+            sae.cfg.metadata.update(getattr(stream, "metadata", {}))
+            sae.cfg.metadata["training"] = self.describe()["train"] | {
                 "scale": self.scale,
                 "seconds": self.seconds / len(self.learners),
                 "path": learner.path.name,

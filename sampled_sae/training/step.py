@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.method.codes import (
-    Codes,
+    SparseCodes,
     by_latent,
     decode_with_pullback,
     sum_by_latent,
@@ -46,7 +46,7 @@ class Moved(NamedTuple):
 
 
 def loss_and_gradients(
-    x: Tensor, weights: Parameters, codes: Codes, dead: Tensor | None, alpha: float, k_aux: int
+    x: Tensor, weights: Parameters, codes: SparseCodes, dead: Tensor | None, alpha: float, k_aux: int
 ) -> Outcome:
     """x [B, d], the kept codes and the numbers of the dead latents [n_dead] -> loss and all gradients."""
     tokens = len(x)

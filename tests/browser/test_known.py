@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from sampled_sae.browser.known import read_density, read_meanings, read_unique
 from sampled_sae.evals.results import save_explanations, save_firing
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
@@ -25,7 +26,7 @@ def test_density(tmp_path):
 
 
 def test_meanings(tmp_path):
-    folder = SAE(4, 6).save(tmp_path / "sae")
+    folder = SAE(InferenceConfig(4, 6)).save(tmp_path / "sae")
     assert read_meanings(folder) == {}
     entries = {2: {"explanation": "cats", "score": 0.5, "scores": {"detection": 0.5, "other": None}}}
     save_explanations(folder, entries | {4: {"explanation": "dogs", "score": None}})

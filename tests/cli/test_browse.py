@@ -10,6 +10,7 @@ import tyro
 
 from sampled_sae.cli.browse import Browse
 from sampled_sae.evals.results import save_explanations, save_firing
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from tests.browser.test_files import unpack
@@ -24,11 +25,11 @@ def browse(*words) -> None:
 
 def make_sae(seed: int, width: int = WIDTH, threshold: float = 2.0, layer: int = 1, model: object = "?") -> SAE:
     generator = torch.Generator().manual_seed(seed)
-    sae = SAE(width, M)
+    sae = SAE(InferenceConfig(width, M))
     sae.W_dec.data = torch.nn.functional.normalize(torch.randn(M, width, generator=generator), dim=1)
-    sae.W_enc_rows.data = sae.W_dec.data.clone()
+    sae.W_enc.data = sae.W_dec.data.T.clone()
     sae.threshold.fill_(threshold)
-    sae.metadata |= {"model_name": str(model), "layer": layer, "context_size": 20}
+    sae.cfg.metadata.update({"model_name": str(model), "layer": layer, "context_size": 20})
     return sae
 
 
@@ -160,7 +161,7 @@ def test_bad_input_is_one_line(place, words, tmp_path, capsys):
     refused("tokens = 0: must be at least 1", place / "a", *words[:4], "--tokens", 0, *words[6:])
     refused("layer = 9: ", place / "a", *words, "--layer", 9)
     refused("top = 0: must be at least 1", place / "a", *words, "--top", 0)
-    nameless = SAE(WIDTH, 4).save(tmp_path / "nameless")
+    nameless = SAE(InferenceConfig(WIDTH, 4)).save(tmp_path / "nameless")
     refused("does not say its model; give --model", nameless, *words)
     (tmp_path / "file").write_text("in the way")
     refused("cannot write there", place / "a", *words[:-1], tmp_path / "file" / "x")

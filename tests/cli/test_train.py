@@ -45,7 +45,7 @@ def test_one_command_from_a_model_and_a_text(model, text, tmp_path, capsys):
     folders = capsys.readouterr().out.split()
     assert [f.rsplit("/", 1)[1] for f in folders] == ["batchtopk-s0", "l2-l5-s0", "uniform-l5-s0"]
     sae = ss.SAE.load(folders[1])
-    assert sae.metadata["hook_module"] == "gpt_neox.layers.1" and sae.metadata["context_size"] == 20
+    assert sae.cfg.metadata["hook_module"] == "gpt_neox.layers.1" and sae.cfg.metadata["context_size"] == 20
     train(*words, "--methods", "batchtopk", "sampled", "--scores", "l2", "uniform", "--resume")
     assert capsys.readouterr().out.split() == folders
 
@@ -57,7 +57,7 @@ def test_several_layers_in_one_run(model, text, tmp_path, capsys):
     assert [Path(f).relative_to(tmp_path / "both").parts[0] for f in folders] == ["layer-2", "layer-0"]
     train(*common, "--layer", 2, "--out", tmp_path / "one")
     alone, together = ss.SAE.load(capsys.readouterr().out.strip()), ss.SAE.load(folders[0])
-    assert alone.metadata["layer"] == together.metadata["layer"] == 2
+    assert alone.cfg.metadata["layer"] == together.cfg.metadata["layer"] == 2
     assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), together.parameters(), strict=True))
     train(*common, "--layer", 2, 0, "--out", tmp_path / "both", "--resume")
     assert capsys.readouterr().out.split() == folders
@@ -117,7 +117,7 @@ def test_a_cache_is_written_continued_and_trained_on(model, text, tmp_path, caps
     small = ("--steps", 8, "--batch-size", 50, "--latents", 64, "--k", 4)
     train(tmp_path / "cache", "--out", tmp_path / "run", *small)
     folder = capsys.readouterr().out.split()[-1]
-    assert folder.endswith("batchtopk-s0") and ss.SAE.load(folder).metadata["layer"] == 1
+    assert folder.endswith("batchtopk-s0") and ss.SAE.load(folder).cfg.metadata["layer"] == 1
 
 
 def refused(line: str, capsys, *words) -> None:

@@ -48,7 +48,7 @@ def test_a_short_run_harvests_what_it_needs(model):
     stream = streams(model, short)[1]
     assert stream.harvest.block_batches == 3 and stream.harvest.block_contexts == 8
     [sae] = ss.train(stream, ss.batchtopk(64, 4), steps=3, batch_size=30, device="cpu", progress=False)
-    assert sae.metadata["layer"] == 1
+    assert sae.cfg.metadata["layer"] == 1
 
 
 def test_a_long_wait_is_told_of(model, capsys, monkeypatch):

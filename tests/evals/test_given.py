@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from sampled_sae.evals.reading import check_contexts, checked, own_layer
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -14,20 +15,20 @@ def model() -> LanguageModel:
 
 
 def test_saes_have_names_where_there_are_several(model):
-    one = SAE(model.width, 4)
+    one = SAE(InferenceConfig(model.width, 4))
     assert [name for name, _ in checked([one], model, 0)] == ["sae"]
     assert [name for name, _ in checked([one, one], model, 0)] == ["saes[0]", "saes[1]"]
     with pytest.raises(UserError, match=r"saes = \[\]"):
         list(checked([], model, 0))
 
 
-@pytest.mark.parametrize("name", ["W_enc_rows", "b_enc", "W_dec", "b_dec", "threshold"])
+@pytest.mark.parametrize("name", ["W_enc", "b_enc", "W_dec", "b_dec", "threshold"])
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_weights_that_are_no_numbers(model, name, wrong):
     """A latent whose encoder is nan never fires, and would pass for a dead one."""
-    good, bad = SAE(model.width, 4), SAE(model.width, 4)
+    good, bad = SAE(InferenceConfig(model.width, 4)), SAE(InferenceConfig(model.width, 4))
     with torch.no_grad():
-        getattr(bad, name).view(-1)[0] = wrong
+        getattr(bad, name)[(0,) * getattr(bad, name).ndim] = wrong
     shown = name.removesuffix("_rows")
     with pytest.raises(UserError, match=rf"saes\[1\] has entries of {shown} that are nan or infinite"):
         list(checked([good, bad], model, 0))
@@ -46,8 +47,8 @@ def test_weights_that_are_no_numbers(model, name, wrong):
     ],
 )
 def test_the_layer_by_its_number_or_the_hook(model, said, layer):
-    sae = SAE(model.width, 4)
-    sae.metadata = said
+    sae = SAE(InferenceConfig(model.width, 4))
+    sae.cfg.metadata.update(said)
     assert own_layer(said, "sae") == layer
     for asked in (0, 1):
         if layer in (None, asked):
@@ -60,8 +61,8 @@ def test_the_layer_by_its_number_or_the_hook(model, said, layer):
 
 @pytest.mark.parametrize("hook", ["blocks.0.hook_mlp_out", "blocks.0.attn.hook_z", "blocks.0.ln1.hook_normalized"])
 def test_saes_of_other_places(model, hook):
-    sae = SAE(model.width, 4)
-    sae.metadata = {"hook_name": hook}
+    sae = SAE(InferenceConfig(model.width, 4))
+    sae.cfg.metadata.update({"hook_name": hook})
     with pytest.raises(UserError, match=f"sae was trained on {hook}: only SAEs of the residual stream"):
         list(checked([sae], model, 0))
 

@@ -1,13 +1,14 @@
 import pytest
 
 from sampled_sae.evals.session import find_saes, names_of, open_session
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
 
 def saved(folder, **metadata):
-    sae = SAE(4, 6)
-    sae.metadata = {"model_name": "tiny"} | metadata
+    sae = SAE(InferenceConfig(4, 6))
+    sae.cfg.metadata.update({"model_name": "tiny"} | metadata)
     return sae.save(folder)
 
 

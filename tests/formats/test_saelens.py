@@ -5,18 +5,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sampled_sae as ss
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 
 
 @pytest.fixture
 def sae() -> SAE:
-    made = SAE(6, 20, config=ss.released(20, 3, score="entropy"))
+    made = SAE(InferenceConfig(6, 20, training=ss.released(20, 3, score="entropy")))
     with torch.no_grad():
         for tensor in made.parameters():
             tensor.copy_(torch.randn(tensor.shape))
     made.threshold.fill_(0.3)
     made.threshold_ema.fill_(0.4)
-    made.metadata = {"model_name": "tiny", "hook_name": "blocks.1.hook_resid_post", "note": [1, 2]}
+    made.cfg.metadata.update({"model_name": "tiny", "hook_name": "blocks.1.hook_resid_post", "note": [1, 2]})
     return made
 
 
@@ -24,8 +25,8 @@ def test_what_is_saved_is_loaded(sae, tmp_path):
     back = SAE.load(sae.save(tmp_path / "a" / "sae"))
     x = torch.randn(4, 5, 6)
     assert torch.equal(back(x), sae(x))
-    assert back.config == sae.config
-    assert back.metadata == sae.metadata
+    assert back.cfg.training == sae.cfg.training
+    assert back.cfg.metadata == sae.cfg.metadata
     assert back.threshold_ema == sae.threshold_ema
     assert back.threshold.shape == ()
 
@@ -62,7 +63,7 @@ def test_a_folder_from_elsewhere_loads_without_ours(sae, tmp_path):
     weights["threshold"][3] = 2.0
     save_file(weights, path)
     back = SAE.load(tmp_path / "sae")
-    assert back.config is None
+    assert back.cfg.training is None
     assert back.threshold.shape == (20,)
     x = torch.randn(9, 6)
     z = back.pre_activations(x)
@@ -82,8 +83,10 @@ def test_damaged_folders_get_a_clear_line(sae, tmp_path):
         SAE.load(tmp_path / "sae")
     path.write_bytes(whole)
     config = json.loads((tmp_path / "sae" / "cfg.json").read_text())
-    (tmp_path / "sae" / "cfg.json").write_text(json.dumps(config | {"architecture": "gated"}))
-    with pytest.raises(ss.UserError, match="architecture = 'gated': only 'jumprelu' can be loaded"):
+    (tmp_path / "sae" / "cfg.json").write_text(json.dumps(config | {"architecture": "transcoder"}))
+    with pytest.raises(
+        ss.UserError, match="architecture = 'transcoder': only 'gated', 'jumprelu', 'standard', 'topk' can be loaded"
+    ):
         SAE.load(tmp_path / "sae")
     (tmp_path / "sae" / "cfg.json").write_text(json.dumps(config | {"d_in": 7}))
     with pytest.raises(ss.UserError, match=r"W_enc has shape \(6, 20\): must be \(7, 20\)"):

@@ -68,7 +68,7 @@ def task(tmp_path_factory):
     cut = int(0.8 * len(x))
     parts = [Readings(x[rows], letters[rows], [words[row] for row in rows]) for rows in (order[:cut], order[cut:])]
     readings = LayerReadings(parts[0], parts[1], parts[1], torch.arange(len(parts[1].x)))
-    sae.metadata |= {"model_name": "made-up", "hook_name": "blocks.0.hook_resid_post"}
+    sae.cfg.metadata.update({"model_name": "made-up", "hook_name": "blocks.0.hook_resid_post"})
     return readings, sae, SAELensSAE.load_from_disk(str(sae.save(out / "saved")))
 
 

@@ -96,7 +96,7 @@ def sae(lm, texts):
 @pytest.fixture(scope="module")
 def lens(sae, tmp_path_factory):
     """The same SAE in SAELens."""
-    sae.metadata |= {"model_name": "tiny", "hook_name": f"blocks.{LAYER}.hook_resid_post"}
+    sae.cfg.metadata.update({"model_name": "tiny", "hook_name": f"blocks.{LAYER}.hook_resid_post"})
     return SAELensSAE.load_from_disk(str(sae.save(tmp_path_factory.mktemp("sae") / "saved")))
 
 

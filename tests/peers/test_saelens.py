@@ -21,8 +21,8 @@ def test_saelens_loads_what_we_save_and_computes_the_same(tmp_path):
         progress=False,
     )
     for sae in saes:
-        sae.metadata |= {"model_name": "pythia-160m-deduped", "hook_name": "blocks.6.hook_resid_post"}
-        folder = sae.save(tmp_path / "saved" / sae.config.name)
+        sae.cfg.metadata.update({"model_name": "pythia-160m-deduped", "hook_name": "blocks.6.hook_resid_post"})
+        folder = sae.save(tmp_path / "saved" / sae.cfg.training.name)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             theirs = SAELensSAE.load_from_disk(str(folder))

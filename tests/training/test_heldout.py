@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 import sampled_sae as ss
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import as_trained, by_threshold
 from sampled_sae.utils.errors import UserError
@@ -29,16 +32,16 @@ def test_as_trained_uses_pool_and_budget(sae, activations):
     assert result.l0 == 4
     assert (result.frequency > 0).sum() <= 12
     assert result.fve != by_threshold(sae, activations).fve
-    sae.config = None
+    sae.cfg = replace(sae.cfg, training=None)
     with pytest.raises(UserError, match="no training configuration"):
         as_trained(sae, activations, batch_size=4000)
 
 
 def test_a_perfect_and_a_useless_sae():
-    sae = SAE(4, 8, config=ss.batchtopk(8, 4))
+    sae = SAE(InferenceConfig(4, 8, training=ss.batchtopk(8, 4)))
     x = torch.randn(1000, 4)
     with torch.no_grad():
-        sae.W_enc_rows[:] = sae.W_dec[:] = torch.cat([torch.eye(4), -torch.eye(4)])
+        sae.W_enc.T[:] = sae.W_dec[:] = torch.cat([torch.eye(4), -torch.eye(4)])
     assert by_threshold(sae, x).fve == pytest.approx(1)
     sae.threshold.fill_(1e9)
     assert by_threshold(sae, x).fve == pytest.approx(0, abs=0.02)

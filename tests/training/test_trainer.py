@@ -67,7 +67,7 @@ def test_saved_on_raw_activations_equals_trained_on_scaled_ones(activations, tmp
     config = ss.batchtopk(48, 4)
     [saved] = ss.train(raw, [config], steps=30, out=tmp_path / "run", **QUIET)
     saved = ss.SAE.load(tmp_path / "run" / "saes" / "batchtopk-s0")
-    c = saved.metadata["training"]["scale"]
+    c = saved.cfg.metadata["training"]["scale"]
     learner = Learner(config, 16, 30, 0, torch.device("cpu"), torch.float32)
     stream = trainer.open_stream(raw, 200, 65_536, 0)
     for step in range(30):

@@ -146,7 +146,7 @@ class _Run:
     """What is summed up for one SAE."""
 
     def __init__(self, sae: SAE, contexts: Tensor, settings: CoreConfig):
-        n, config = len(contexts), sae.config
+        n, config = len(contexts), sae.cfg.training
         self.sae, self.settings = sae, settings
         self.firing, self.firing_measured = Firing(sae, n), Firing(sae, n)
         self.measured, self.normal, self.loss = _Sums(n), _Sums(n), _Sums(n)

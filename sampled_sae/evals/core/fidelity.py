@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from sampled_sae.evals.bootstrap import Estimate, estimate, ratio, weights
-from sampled_sae.method.codes import Codes, decode
+from sampled_sae.method.codes import SparseCodes
 from sampled_sae.method.config import SAEConfig
-from sampled_sae.method.parameters import activations
-from sampled_sae.method.pools import PlainEncoder, candidates, group_at
-from sampled_sae.method.selection import keep_largest
+from sampled_sae.method.pools import group_at
 from sampled_sae.sae import SAE
-from sampled_sae.training.heldout import parameters
+from sampled_sae.training.heldout import training_time_codes
 
 ROUNDING = 1e-12
 """A variance below this share of the squared norm is what float32 makes of equal numbers."""
@@ -109,21 +107,14 @@ def reconstruct(
 ) -> tuple[Tensor, Tensor]:
     """x [t, d] -> x_hat [t, d] and L0 [t], by threshold; each `Firing` counts what fires on its tokens [t] bool of each
     context [t]."""
-    sae_weights = parameters(sae)
-    # An activation of 0 does not fire, whatever the threshold.
-    cut = sae.threshold.clamp_min(0.0)
     x_hat, l0 = [], []
     for start in range(0, len(x), at_once):
         rows = slice(start, start + at_once)
-        part = x[rows]
-        z = activations(part.to(sae.device, sae.dtype), sae_weights)
-        token, latent = (z > cut).nonzero(as_tuple=True)
-        if len(token) > DENSE * z.numel():
-            decoded = z.mul_(z > cut) @ sae.W_dec
-        else:
-            decoded = decode(Codes(token, latent, z[token, latent], *z.shape), sae.W_dec)
-        x_hat.append(decoded + sae.b_dec)
-        l0.append(torch.bincount(token, minlength=len(part)))
+        dense = sae.encode(x[rows])
+        codes = SparseCodes.from_dense(dense)
+        token, latent = codes.token, codes.latent
+        x_hat.append(sae.decode(dense if len(token) > DENSE * dense.numel() else codes))
+        l0.append(torch.bincount(token, minlength=len(dense)))
         for tokens, firing in counted:
             chosen = tokens[rows][token]
             firing.add(context[rows][token][chosen], latent[chosen])
@@ -243,11 +234,8 @@ class TrainedCut:
         # Only the one batch of a short text can be of another size; its groups must be whole all the same.
         whole = len(x) - len(x) % min(self.group, len(x))
         sae, part, context = self.sae, x[:whole].to(self.sae.device), context[:whole].to(self.sae.device)
-        weights = parameters(sae)
-        encoder = PlainEncoder(part.to(sae.dtype), weights)
-        found = candidates(encoder, self.config, LAST, STEPS, self.generator)
-        codes = keep_largest(found.z, self.config.k, found.group, sae.d_sae, found.columns, self.config.cut)
-        x_hat = decode(codes, weights.W_dec) + weights.b_dec
+        codes = training_time_codes(sae, part.to(sae.dtype), self.config, self.generator)
+        x_hat = sae.decode(codes)
         exact = part.double()
         values = {
             "tokens": torch.ones(whole, dtype=torch.float64, device=sae.device),

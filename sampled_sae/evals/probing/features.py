@@ -155,14 +155,13 @@ def read(
     """
     before = bos_token(model.tokenizer, settings)
     codes = [Entries(sae, contrast) for sae in saes]
-    cuts = [threshold(sae) for sae in saes]
     residual: list[Tensor] = []
     for part in batches(ids, before, settings.contexts_at_once):
         stream = model.activations(part.ids, [layer])[layer][:, len(before) :]
         weights = _weights(part.lengths, stream.shape[1]).to(stream.device)
         residual.append((stream.double() * weights[..., None]).sum(1))
-        for sae, entries, cut in zip(saes, codes, cuts, strict=True):
-            entries.add(part.first, _pool(sae, stream, weights, cut, settings))
+        for sae, entries in zip(saes, codes, strict=True):
+            entries.add(part.first, _pool(sae, stream, weights, settings))
         progress(len(part.ids))
     found = torch.cat(residual)
     if not bool(found.isfinite().all()):
@@ -179,34 +178,17 @@ def _weights(lengths: Tensor, longest: int) -> Tensor:
     return inside.double() / lengths[:, None]
 
 
-def _pool(sae: SAE, stream: Tensor, weights: Tensor, cut: float | Tensor, settings: ProbingConfig) -> Tensor:
+def _pool(sae: SAE, stream: Tensor, weights: Tensor, settings: ProbingConfig) -> Tensor:
     """Residual stream [t, L, d] and weights of its tokens [t, L] -> mean codes [t, m]."""
     at_once = max(1, settings.tokens_at_once // stream.shape[1])
     means = []
     for x, weight in zip(stream.split(at_once), weights.split(at_once), strict=True):
-        x = x.to(sae.device, sae.dtype)
         with matmul_precision("high" if settings.tf32 else "highest"):
-            z = encode(sae, x.flatten(0, 1), cut).view(*x.shape[:2], sae.d_sae)
+            z = sae.encode(x)
+        z = z.to(torch.promote_types(z.dtype, torch.float32))
         with matmul_precision("highest"):
             means.append(torch.bmm(weight[:, None].to(z.device, z.dtype), z).squeeze(1))
     return torch.cat(means)
-
-
-def threshold(sae: SAE) -> float | Tensor:
-    """What an activation must be above to fire: a number, or one for each latent [m]; never below 0, for ReLU."""
-    cut = sae.threshold.clamp_min(0.0)
-    return cut if cut.ndim or sae.dtype not in (torch.float32, torch.float64) else float(cut)
-
-
-def encode(sae: SAE, x: Tensor, cut: float | Tensor) -> Tensor:
-    """x [t, d] and `threshold(sae)` -> codes [t, m], in float32 at least.
-
-    The same as `SAE.encode`, with fewer passes over memory: what is above the threshold needs no ReLU.
-    """
-    z = torch.addmm(sae.b_enc, x - sae.b_dec, sae.W_enc)
-    if isinstance(cut, float):
-        return torch.threshold_(z, cut, 0.0)
-    return (z * (z > cut)).to(torch.promote_types(z.dtype, torch.float32))
 
 
 @contextmanager

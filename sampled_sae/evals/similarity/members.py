@@ -116,7 +116,7 @@ def member_of(
     sae: SAE, name: str, live: Liveness | None = None, explained: dict[int, Explained] | None = None
 ) -> Member:
     """An SAE in memory as a member."""
-    said = _described(sae.config, sae.metadata)
+    said = _described(sae.cfg.training, sae.cfg.metadata)
     return Member(
         name, sae.d_sae, sae.d_in, lambda: sae.W_dec.detach(), **said, live=live or UNKNOWN, explained=explained or {}
     )

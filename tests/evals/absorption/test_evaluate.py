@@ -10,6 +10,7 @@ from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many
 from sampled_sae.evals.absorption.probes import survey_layers
 from sampled_sae.evals.absorption.schema import to_saebench
 from sampled_sae.evals.absorption.words import LETTERS, make_prompts
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from tests.evals.absorption.tools import (
@@ -154,13 +155,14 @@ class _Only:
 
 
 def test_an_sae_of_another_width_or_layer():
-    wide, elsewhere = SAE(WIDTH + 1, 4), letter_sae()
-    elsewhere.metadata["layer"] = 0
+    wide, elsewhere = SAE(InferenceConfig(WIDTH + 1, 4)), letter_sae()
+    elsewhere.cfg.metadata["layer"] = 0
     with pytest.raises(UserError, match=f"sae has width {WIDTH + 1}: must be {WIDTH}"):
         evaluate_absorption_many([wide], speller(), 1, QUICK)
     with pytest.raises(UserError, match=r"layer = 1: saes\[1\] was trained on layer 0"):
         evaluate_absorption_many([letter_sae(), elsewhere], speller(), 1, QUICK)
-    elsewhere.metadata = {"hook_name": "blocks.0.hook_resid_post"}
+    del elsewhere.cfg.metadata["layer"]
+    elsewhere.cfg.metadata["hook_name"] = "blocks.0.hook_resid_post"
     with pytest.raises(UserError, match=r"layer = 1: sae was trained on blocks\.0\.hook_resid_post"):
         evaluate_absorption_many([elsewhere], speller(), 1, QUICK)
     with pytest.raises(UserError, match="layer = 2: speller has 2 layers"):

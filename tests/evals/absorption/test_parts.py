@@ -20,6 +20,7 @@ from sampled_sae.evals.absorption.score import (
     split,
     without_silent_words,
 )
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 
 seeds = st.integers(0, 2**32 - 1)
@@ -65,7 +66,7 @@ def test_codes_are_the_dense_ones(seed):
 @torch.no_grad()
 def test_encoding_is_the_saes_with_unit_decoder_rows():
     generator = torch.Generator().manual_seed(0)
-    sae = SAE(6, 20)
+    sae = SAE(InferenceConfig(6, 20))
     for weight in sae.parameters():
         weight.copy_(torch.randn(weight.shape, generator=generator))
     sae.threshold.fill_(0.5)
@@ -76,10 +77,10 @@ def test_encoding_is_the_saes_with_unit_decoder_rows():
     assert (found.values > 0).all()
     # What the SAE gives out is the same whatever the lengths of its rows, and so is this.
     scale = torch.rand(20, generator=generator) + 0.5
-    other = SAE(6, 20)
+    other = SAE(InferenceConfig(6, 20))
     other.load_state_dict(sae.state_dict())
     other.W_dec.mul_(scale[:, None])
-    other.W_enc_rows.div_(scale[:, None])
+    other.W_enc.T.div_(scale[:, None])
     other.b_enc.div_(scale)
     sae.threshold.fill_(0)
     other.threshold.fill_(0)
@@ -275,7 +276,7 @@ def test_absorption_is_its_definition(seed):
 
 
 def test_absorption_of_no_words_at_all():
-    codes = encode_words(SAE(3, 5), torch.zeros(0, 3), at_once=4)
+    codes = encode_words(SAE(InferenceConfig(3, 5)), torch.zeros(0, 3), at_once=4)
     found = absorption(
         torch.zeros(0, 3),
         codes,

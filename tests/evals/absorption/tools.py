@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.evals.absorption.words import LETTERS
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 
@@ -66,16 +67,16 @@ def speller() -> LanguageModel:
 def letter_sae(absorbing: bool = True) -> SAE:
     """A latent for each letter and each group. If absorbing, latent 0 takes words with S in the first group: the
     latents of S and of that group are silent there."""
-    sae = SAE(WIDTH, 1 + WIDTH)
-    sae.W_enc_rows[1:] = sae.W_dec[1:] = torch.eye(WIDTH)
+    sae = SAE(InferenceConfig(WIDTH, 1 + WIDTH))
+    sae.W_enc.T[1:] = sae.W_dec[1:] = torch.eye(WIDTH)
     sae.threshold.fill_(1.0)
     both = torch.zeros(WIDTH)
     both[[ABSORBED, 26 + GROUP]] = 1.0
     sae.W_dec[0] = both / both.norm()
     if absorbing:
-        sae.W_enc_rows[0], sae.b_enc[0] = both * 2, -7.5
-        sae.W_enc_rows[1 + ABSORBED, 26 + GROUP] = -1.0
-        sae.W_enc_rows[1 + 26 + GROUP, ABSORBED] = -1.0
+        sae.W_enc.T[0], sae.b_enc[0] = both * 2, -7.5
+        sae.W_enc.T[1 + ABSORBED, 26 + GROUP] = -1.0
+        sae.W_enc.T[1 + 26 + GROUP, ABSORBED] = -1.0
     return sae
 
 

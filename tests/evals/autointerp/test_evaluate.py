@@ -10,6 +10,7 @@ from sampled_sae.evals.autointerp.chat import ChatConfig
 from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp, evaluate_autointerp_many
 from sampled_sae.evals.autointerp.schema import AutointerpConfig, AutointerpResult, estimate_calls, to_saebench
 from sampled_sae.evals.results import explanations_path, load_explanations
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from tests.evals.autointerp.test_chat import completion, serving
@@ -79,7 +80,7 @@ def test_a_latent_that_never_fires_is_a_counted_skip():
 @torch.no_grad()
 def test_an_sae_in_which_nothing_fires():
     need_minilm()
-    dead = SAE(64, 5)
+    dead = SAE(InferenceConfig(64, 5))
     result = evaluate_autointerp(dead, word_model(), 0, word_contexts(), OFFLINE)
     assert result.alive == result.chosen == 0
     assert result.detection.mean.value is None
@@ -90,7 +91,7 @@ def test_an_sae_in_which_nothing_fires():
 def test_several_saes_share_the_reading_and_the_rest_does_not_matter(found):
     ticks = []
     given = replace(OFFLINE, contexts_at_once=7, tokens_at_once=33, keep_gib=0.0)
-    saes = [SAE(64, 5), word_sae()]
+    saes = [SAE(InferenceConfig(64, 5)), word_sae()]
     _, again = evaluate_autointerp_many(
         saes, word_model(), 0, word_contexts(), given, progress=lambda done, total: ticks.append((done, total))
     )
@@ -295,9 +296,9 @@ def test_bad_input(tmp_path):
     with pytest.raises(UserError, match=r"saes = \[\]"):
         evaluate_autointerp_many([], *given, settings)
     with pytest.raises(UserError, match=r"saes\[1\] has width 3: must be 64, the width of words"):
-        evaluate_autointerp_many([word_sae(), SAE(3, 9)], *given, settings)
+        evaluate_autointerp_many([word_sae(), SAE(InferenceConfig(3, 9))], *given, settings)
     with pytest.raises(UserError, match="latents = 6: the SAE has 5 latents, 0 to 4"):
-        evaluate_autointerp_many([SAE(64, 5)], *given, settings)
+        evaluate_autointerp_many([SAE(InferenceConfig(64, 5))], *given, settings)
     with pytest.raises(UserError, match="explanations are for 2 SAEs: must be for 1"):
         evaluate_autointerp_many([word_sae()], *given, settings, explanations=[{}, {}])
     with pytest.raises(UserError, match=r"contexts are torch.float32 of shape \(2, 3\): must be token ids"):

@@ -6,6 +6,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models
 
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 
@@ -73,12 +74,12 @@ def word_contexts(n: int = 120, seed: int = 0) -> torch.Tensor:
 def word_sae() -> SAE:
     """Latent i fires on LATENTS[i]; then come one that never fires and one that always does."""
     embedding = word_model().model.get_input_embeddings().weight
-    sae = SAE(WIDTH, len(LATENTS) + 2)
+    sae = SAE(InferenceConfig(WIDTH, len(LATENTS) + 2))
     for latent, word in enumerate(LATENTS):
-        sae.W_enc_rows[latent] = embedding[WORDS.index(word)]
+        sae.W_enc.T[latent] = embedding[WORDS.index(word)]
     sae.b_enc[ALWAYS] = 1.0
     # Not equally strong everywhere: there must be a top.
-    sae.W_enc_rows[ALWAYS] = 0.3 * torch.nn.functional.normalize(torch.arange(1.0, WIDTH + 1), dim=0)
-    sae.W_dec.copy_(sae.W_enc_rows)
+    sae.W_enc.T[ALWAYS] = 0.3 * torch.nn.functional.normalize(torch.arange(1.0, WIDTH + 1), dim=0)
+    sae.W_dec.copy_(sae.W_enc.T)
     sae.threshold.fill_(0.5)
     return sae

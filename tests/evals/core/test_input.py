@@ -10,6 +10,7 @@ from sampled_sae.evals.core import fidelity as core_fidelity
 from sampled_sae.evals.core import loss as core_loss
 from sampled_sae.evals.core.evaluate import evaluate_core, evaluate_core_many
 from sampled_sae.evals.core.schema import CoreConfig
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -89,9 +90,9 @@ def test_seed_level_and_no_resamples(lm, contexts):
 
 def test_bad_input(lm, contexts):
     with pytest.raises(UserError, match="sae has width 5: must be 16, the width of tiny"):
-        evaluate_core(SAE(5, 8), lm, LAYER, contexts)
+        evaluate_core(SAE(InferenceConfig(5, 8)), lm, LAYER, contexts)
     with pytest.raises(UserError, match=r"saes\[1\] has width 5"):
-        evaluate_core_many([random_sae(), SAE(5, 8)], lm, LAYER, contexts)
+        evaluate_core_many([random_sae(), SAE(InferenceConfig(5, 8))], lm, LAYER, contexts)
     with pytest.raises(UserError, match="at least one SAE"):
         evaluate_core_many([], lm, LAYER, contexts)
     with pytest.raises(UserError, match="layer = 9: tiny has 3 layers"):
@@ -118,6 +119,6 @@ def test_out_of_memory_names_the_settings(lm, contexts, monkeypatch):
     def fail(*_):
         raise torch.cuda.OutOfMemoryError
 
-    monkeypatch.setattr(core_fidelity, "activations", fail)
+    monkeypatch.setattr(SAE, "encode", fail)
     with pytest.raises(UserError, match=r"tokens_at_once = 2048.*out of GPU memory; lower them"):
         evaluate_core(random_sae(), lm, LAYER, contexts)

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
@@ -26,7 +27,7 @@ def tiny(family: str = "llama") -> LanguageModel:
 
 def random_sae(m: int = 40, seed: int = 0, config: SAEConfig | None = None) -> SAE:
     generator = torch.Generator().manual_seed(seed)
-    sae = SAE(WIDTH, m, config=config, dtype=torch.float64)
+    sae = SAE(InferenceConfig(WIDTH, m, training=config), torch.float64)
     with torch.no_grad():
         for weight in sae.parameters():
             weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float64) * 0.3)
@@ -35,16 +36,16 @@ def random_sae(m: int = 40, seed: int = 0, config: SAEConfig | None = None) -> S
 
 
 def identity_sae() -> SAE:
-    sae = SAE(WIDTH, 2 * WIDTH, dtype=torch.float64)
+    sae = SAE(InferenceConfig(WIDTH, 2 * WIDTH), torch.float64)
     with torch.no_grad():
         eye = torch.eye(WIDTH, dtype=torch.float64)
-        sae.W_enc_rows[:] = sae.W_dec[:] = torch.cat([eye, -eye])
+        sae.W_enc.T[:] = sae.W_dec[:] = torch.cat([eye, -eye])
     return sae
 
 
 def constant_sae(value: torch.Tensor | None = None) -> SAE:
     """Always its b_dec; no latent fires."""
-    sae = SAE(WIDTH, 4, dtype=torch.float64)
+    sae = SAE(InferenceConfig(WIDTH, 4), torch.float64)
     if value is not None:
         with torch.no_grad():
             sae.b_dec.copy_(value)

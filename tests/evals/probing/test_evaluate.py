@@ -10,8 +10,8 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from sampled_sae.evals.probing.data import load
 from sampled_sae.evals.probing.draw import draw
 from sampled_sae.evals.probing.evaluate import evaluate_probing, evaluate_probing_many
-from sampled_sae.evals.probing.features import encode, threshold
 from sampled_sae.evals.probing.schema import ProbingConfig, to_saebench
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
 from sampled_sae.sae import SAE
@@ -162,26 +162,11 @@ def test_precision_is_put_back(lm, file):
     assert torch.get_float32_matmul_precision() == before
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("cut", [0.5, -1.0, None])
-@torch.no_grad()
-def test_codes_are_the_saes_own(dtype, cut):
-    sae = random_sae().to(dtype)
-    x = torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(0)).to(dtype)
-    # None: each latent has a threshold of its own.
-    sae.threshold = torch.rand(sae.d_sae) if cut is None else torch.tensor(cut)
-    found = encode(sae, x, threshold(sae))
-    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    near = 0.1 if dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(found.to(dtype), sae.encode(x), rtol=near, atol=near)
-    assert 0 < (found > 0).double().mean() < 1
-
-
 # ---- SAEs of which much is known ---------------------------------------------------------------------
 
 
 def test_a_dead_sae_can_only_guess(lm, file):
-    sae = SAE(WIDTH, 8, dtype=torch.float64)
+    sae = SAE(InferenceConfig(WIDTH, 8), torch.float64)
     result = evaluate_probing(sae, lm, LAYER, config(file))
     for found in result.datasets[0].tasks:
         assert found.latents == []
@@ -288,7 +273,7 @@ def refusal(saes, lm, settings):
 
 
 def test_what_does_not_fit_is_named(lm, file):
-    wide = SAE(WIDTH + 1, 30)
+    wide = SAE(InferenceConfig(WIDTH + 1, 30))
     assert refusal([wide], lm, config(file)) == f"sae has width 17: must be {WIDTH}, the width of tiny"
     assert refusal([random_sae(), wide], lm, config(file)).startswith("saes[1] has width 17")
     assert refusal([], lm, config(file)) == "saes = []: must name at least one SAE"

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from sampled_sae.method import presets
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.sae import SAE
 from sampled_sae.utils.files import make_folder, write_json
@@ -12,10 +13,10 @@ from sampled_sae.utils.files import make_folder, write_json
 
 def made(rows: torch.Tensor, config: SAEConfig | None = None, **metadata) -> SAE:
     """An SAE of this decoder [m, d]."""
-    sae = SAE(rows.shape[1], rows.shape[0], config=config)
+    sae = SAE(InferenceConfig(rows.shape[1], rows.shape[0], training=config))
     with torch.no_grad():
         sae.W_dec.copy_(rows)
-    sae.metadata = metadata
+    sae.cfg.metadata.update(metadata)
     return sae
 
 

@@ -1,0 +1,61 @@
+"""Architectures for inference against their formulas."""
+
+import pytest
+import torch
+
+from sampled_sae.method.architectures import InferenceConfig, architectures
+from sampled_sae.sae import SAE
+from sampled_sae.utils.errors import UserError
+
+X = torch.randn(30, 6, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def made(architecture: str, **settings) -> SAE:
+    generator = torch.Generator().manual_seed(0)
+    sae = SAE(InferenceConfig(6, 20, architecture, **settings))
+    for tensor in sae.parameters():
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    return sae
+
+
+def truth(sae: SAE) -> torch.Tensor:
+    pre = (X - sae.b_dec) @ sae.W_enc
+    match sae.cfg.architecture:
+        case "jumprelu":
+            z = torch.relu(pre + sae.b_enc)
+            return z * (z > sae.threshold)
+        case "standard":
+            return torch.relu(pre + sae.b_enc)
+        case "topk":
+            kept = torch.zeros(30, 20, dtype=torch.bool)
+            for row, values in zip(kept, pre + sae.b_enc, strict=True):
+                row[values.argsort(descending=True)[: sae.cfg.k]] = True
+            return torch.where(kept, pre + sae.b_enc, 0).relu()
+        case "gated":
+            return (pre + sae.b_gate > 0) * torch.relu(pre * sae.r_mag.exp() + sae.b_mag)
+    raise AssertionError
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gated", "jumprelu", "standard", "topk"])
+def test_codes_are_the_formula(name, tmp_path):
+    assert sorted(architectures()) == ["gated", "jumprelu", "standard", "topk"]
+    sae = made(name, k=12 if name == "topk" else None)
+    if name == "gated":
+        sae.b_enc.zero_()
+    sae.threshold.fill_(0.4 if name == "jumprelu" else 0.0)
+    codes, latents = truth(sae), torch.tensor([2, 11, 5])
+    torch.testing.assert_close(sae.encode(X), codes)
+    torch.testing.assert_close(sae.encode_sparse(X, max_values=90).dense(), codes)
+    torch.testing.assert_close(sae.encode_sparse(X, latents).dense()[:, latents], codes[:, latents])
+    back = SAE.load(sae.save(tmp_path / "sae"))
+    assert back.cfg == sae.cfg and torch.equal(back(X), sae(X))
+    torch.testing.assert_close(sae.rescale_(3.0).encode(3 * X), 3 * codes)
+
+
+def test_unknown_or_incomplete_architectures_are_refused():
+    with pytest.raises(UserError, match="architecture = 'crosscoder': must be one of gated, jumprelu, standard, topk"):
+        InferenceConfig(6, 20, "crosscoder")
+    with pytest.raises(UserError, match="k = None: must be a number for architecture 'topk'"):
+        InferenceConfig(6, 20, "topk")
