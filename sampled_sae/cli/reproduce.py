@@ -291,5 +291,5 @@ def shared_model(name: str, device: torch.device, dtype: torch.dtype) -> Languag
 class SharedEval(Eval):
     """`sampled-sae eval` with the model of the stage before."""
 
-    def _load(self, name: str) -> LanguageModel:
-        return shared_model(name, self._place(), getattr(torch, self._dtype()))
+    def _load(self, name: str, device: torch.device, dtype: torch.dtype) -> LanguageModel:
+        return shared_model(name, device, dtype)

@@ -1,1 +1,209 @@
-"""Evaluations, one folder each."""
+"""Evaluations as plug-ins: what each one declares, and the registry that finds them.
+
+An evaluation is one folder here (or a module of another package, or a file) with an object `evaluation`, an instance of
+a subclass of `Evaluation`. It is found in this folder, through the entry points of the group `sampled_sae.evals`, or in
+a Python file named by the user. The command line, reports, terminal tables and `reproduce` read the registry.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import runpy
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from sampled_sae.utils.cost import Cost, Workload
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.measures import Column, Metric, Table, Value, find
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sampled_sae.method.architectures import InferenceConfig
+    from sampled_sae.models.language_model import LanguageModel
+    from sampled_sae.sae import SAE
+
+GROUP = "sampled_sae.evals"
+"""Entry points of other packages: NAME = "package.module", a module with an object `evaluation`, or that object."""
+Progress = Callable[[int, int], None]
+"""Called with the number of finished parts and of all parts."""
+
+
+class Contexts(NamedTuple):
+    """The contexts of the text that an evaluation reads: the first ones."""
+
+    number: int | None = None
+    """How many; None: 64, or fewer if fewer were held out from training on the same text."""
+    length: int | None = None
+    """Tokens per context; None: as in training."""
+    heldout: bool = True
+    """Whether contexts that the SAE was trained on are refused."""
+    all: bool = True
+    """Whether a text with fewer contexts is refused; otherwise all of them are read."""
+
+
+class Needs(NamedTuple):
+    """What an evaluation needs beside SAEs and a language model."""
+
+    text: bool = False
+    """Whether it reads contexts of a text."""
+    extras: Mapping[str, str] = {}
+    """Packages to import, each with the extra of this package that installs it."""
+    saes_at_once: int | None = None
+    """Most SAEs that are measured together; None: as many as memory holds."""
+
+
+class Evaluation(ABC):
+    """One evaluation. A subclass sets the attributes, implements `run`, and overrides what differs from the default."""
+
+    name: ClassVar[str]
+    """Name on the command line and of the result file, evals/NAME.json in an SAE's folder."""
+    title: ClassVar[str]
+    """Heading of tables."""
+    note: ClassVar[str] = ""
+    """How its numbers were measured, one line below a table."""
+    config: ClassVar[type]
+    """Class of its settings: a frozen dataclass whose fields all have defaults."""
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Names of the metrics in its terminal table; empty: all of them."""
+    needs: ClassVar[Needs] = Needs()
+    order: ClassVar[int] = 100
+    """Position among the evaluations, lowest first."""
+    one_by_one: ClassVar[bool] = False
+    """Whether `run` yields each result as soon as it is measured; otherwise all of them at the end."""
+    definition: ClassVar[int] = 1
+    """Raise it when the same settings give other numbers: earlier results are then measured again."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.metrics = tuple(metric._replace(evaluation=cls.name) for metric in cls.metrics)
+
+    @abstractmethod
+    def run(
+        self,
+        saes: Sequence[SAE],
+        model: LanguageModel,
+        layer: int,
+        contexts: Tensor | None,
+        config: Any,
+        progress: Progress,
+    ) -> Iterator[Any]:
+        """One result per SAE, in order, each with a method `to_dict` that returns plain JSON.
+
+        `contexts` [n, L] are token ids, None unless `needs.text`.
+        """
+
+    def settings_for(self, config: Any, sae: InferenceConfig, model: LanguageModel) -> Any:
+        """The settings with the values that follow from the SAE; SAEs with equal ones are measured together."""
+        return config
+
+    def contexts(self, config: Any) -> Contexts:
+        """The contexts that are read with these settings."""
+        return Contexts()
+
+    def files(self, config: Any) -> Sequence[str]:
+        """Paths read besides the text; if their content changes, results are measured again."""
+        return ()
+
+    def cost(self, config: Any, work: Workload) -> Cost:
+        """Estimated seconds and bytes on disk, before anything is loaded."""
+        return Cost(self.name, work.speed.load, 200_000 * work.saes, 0)
+
+    def to_saebench(self, result: Any, config: Any) -> dict[str, Any] | None:
+        """The result in SAEBench's layout, if it has one for this evaluation."""
+        return None
+
+    def save_extras(self, result: Any, folder: Path) -> None:
+        """Write further files into the SAE's folder."""
+        return
+
+    def table(self, results: Mapping[str, Any]) -> Table:
+        """Results as plain JSON by the SAEs' names -> one row per SAE and one column per metric that some SAE has."""
+        wanted = [metric for metric in self.metrics if not self.columns or metric.name in self.columns]
+        values = {metric: [find(metric, result) for result in results.values()] for metric in wanted}
+        shown = [metric for metric in wanted if any(values[metric])]
+        columns = [Column(m.title, m.digits, m.better, name=m.name, brief=m.brief or m.title) for m in shown]
+        rows: list[list[str | Value | None]] = [[name] for name in results]
+        for metric in shown:
+            for row, value in zip(rows, values[metric], strict=True):
+                row.append(value)
+        reasons = {str(r["not_evaluable"]) for r in results.values() if isinstance(r, dict) and r.get("not_evaluable")}
+        note = "\n".join([*filter(None, [self.note]), *(f"Not evaluable: {reason}" for reason in sorted(reasons))])
+        return Table([Column(self.title), *columns], rows, self.name, self.title, note)
+
+
+@cache
+def registry() -> dict[str, Evaluation]:
+    """All evaluations by name, in order: those of this folder and those of installed packages."""
+    found: dict[str, Evaluation] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if module.ispkg:
+            _keep(getattr(importlib.import_module(f"{__name__}.{module.name}"), "evaluation", None), found)
+    for point in entry_points(group=GROUP):
+        try:
+            loaded = point.load()
+            _keep(_instance(getattr(loaded, "evaluation", loaded), point.value), found)
+        except Exception as error:  # another package's mistake must not stop every command
+            print(f"evaluation {point.name!r} ({point.value}) is left out: {error}", file=sys.stderr)
+    return dict(sorted(found.items(), key=lambda item: (item[1].order, item[0])))
+
+
+def _keep(evaluation: Evaluation | None, found: dict[str, Evaluation]) -> None:
+    if evaluation is None:
+        return
+    known = found.get(evaluation.name)
+    if known is not None and type(known) is not type(evaluation):
+        raise UserError(f"evaluation {evaluation.name!r}: there are two of this name; rename one")
+    found[evaluation.name] = evaluation
+
+
+def _instance(value: Any, where: str) -> Evaluation:
+    value = value() if isinstance(value, type) else value
+    if not isinstance(value, Evaluation):
+        raise UserError(f"{where}: `evaluation` must be an instance of sampled_sae.evals.Evaluation")
+    return value
+
+
+def load_evaluation(script: Path) -> Evaluation:
+    """Run a user's Python file and register its object `evaluation`."""
+    if not script.is_file():
+        raise UserError(f"evals = {str(script)!r}: no such file")
+    evaluation = _instance(runpy.run_path(str(script)).get("evaluation"), str(script))
+    registry()[evaluation.name] = evaluation
+    return evaluation
+
+
+def get_evaluation(name: str) -> Evaluation:
+    """The evaluation of that name, or the one in a .py file."""
+    if name.endswith(".py"):
+        return load_evaluation(Path(name))
+    if name not in registry():
+        raise UserError(f"evals = {name!r}: must be among {', '.join(registry())}")
+    return registry()[name]
+
+
+def chosen(names: Sequence[str]) -> list[Evaluation]:
+    """Names, one by one or separated by commas -> evaluations, each once, in the order given."""
+    wanted = dict.fromkeys(name.strip() for item in names for name in item.split(",") if name.strip())
+    if not wanted:
+        raise UserError(f"evals: must name at least one of {', '.join(registry())}")
+    return [get_evaluation(name) for name in wanted]
+
+
+def all_metrics() -> tuple[Metric, ...]:
+    """The metrics of all evaluations, then those of training."""
+    from sampled_sae.training.metrics import METRICS
+
+    return (*(metric for evaluation in registry().values() for metric in evaluation.metrics), *METRICS)
+
+
+def titles() -> dict[str, str]:
+    """Headings by the name of the evaluation, and of `training`, in the order of reports."""
+    return {name: evaluation.title for name, evaluation in registry().items()} | {"training": "Training"}

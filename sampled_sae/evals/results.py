@@ -1,7 +1,8 @@
-"""Explanations of an SAE's latents on disk, beside the SAE: written by automated interpretability, read by others."""
+"""Files that evaluations leave in an SAE's folder: results, explanations, and how often each latent fires."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,46 @@ from sampled_sae.utils.files import make_folder, read_json, write_json, writing
 
 NAME = "explanations.json"
 FOLDER = "evals"
+SAMPLE = 2**20
+"""Bytes of each part of the weights that enter their fingerprint."""
+
+
+def result_path(folder: Path, name: str) -> Path:
+    """The file of an evaluation's result on the SAE in this folder."""
+    return folder / FOLDER / f"{name}.json"
+
+
+def write_result(folder: Path, name: str, content: Mapping[str, Any]) -> Path:
+    """Write a result, with how it was measured."""
+    path = result_path(folder, name)
+    make_folder(path.parent)
+    write_json(path, dict(content))
+    return path
+
+
+def read_result(folder: Path, name: str) -> dict[str, Any] | None:
+    """A result with how it was measured; None if there is none, or none that can be used."""
+    path = result_path(folder, name)
+    content = read_json(path) if path.exists() else None
+    if not isinstance(content, dict) or not isinstance(content.get("result"), dict):
+        return None
+    asked = content.get("asked")
+    content["asked"] = dict(asked) if isinstance(asked, dict) else {}
+    if "interp_tokens" in content["asked"]:  # the name before 0.2
+        content["asked"]["tokens"] = content["asked"].pop("interp_tokens")
+    return content
+
+
+def fingerprint(folder: Path) -> str:
+    """A hash of parts of the weights' file, different for other weights."""
+    path = folder / "sae_weights.safetensors"
+    size = path.stat().st_size
+    digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+    with path.open("rb") as file:
+        for start in (0, size // 3, 2 * size // 3, max(0, size - SAMPLE)):
+            file.seek(start)
+            digest.update(file.read(SAMPLE))
+    return digest.hexdigest()
 
 
 def explanations_path(folder: Path) -> Path:

@@ -1,194 +1,378 @@
-"""Saved SAEs, a language model and a choice of evaluations -> results in the folder of each SAE.
+"""Many SAEs and evaluations on one language model: settings and text for each SAE, reuse of results.
 
-The model is loaded once. SAEs of one layer share its passes, as many at once as memory holds. What was measured in the
-same way already is kept.
+The model is loaded once, and only if something is left to measure. SAEs of one layer with equal settings share its
+passes, as many at once as memory holds. Results are written to evals/NAME.json in each SAE's folder.
 """
 
 from __future__ import annotations
 
-import hashlib
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sampled_sae.config import plain, to_dict
+from sampled_sae.data.contexts import TextConfig, contexts
+from sampled_sae.data.text import documents
+from sampled_sae.evals import Contexts, Evaluation, chosen, registry
 from sampled_sae.evals.reading import own_layer
-from sampled_sae.evals.registry import EVALUATIONS
+from sampled_sae.evals.results import fingerprint, read_result, write_result
 from sampled_sae.formats import describe
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.models.load import load_model
 from sampled_sae.sae import SAE
 from sampled_sae.utils import system
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import make_folder, read_json, write_json
 from sampled_sae.utils.progress import show
-from sampled_sae.utils.system import git_commit, versions
+from sampled_sae.utils.system import git_commit, usable_device, versions
 
-FOLDER = "evals"
-SAMPLE = 2**20
-"""Bytes of each part of the weights that tell an SAE from another."""
+CONTEXTS = 64
+"""Contexts that are read by default."""
 USED = 0.5
 """Share of the free memory that the SAEs measured at once may take, with what is kept of them."""
 KEPT = 2**14
-"""Bytes a latent that an evaluation keeps of one SAE, at most: the codes of texts as their nonzero entries."""
+"""Bytes per latent that an evaluation keeps of one SAE, at most: the codes of texts as their nonzero entries."""
+Load = Callable[[str, torch.device, torch.dtype], LanguageModel]
 
 
-@dataclass(frozen=True)
-class Request:
-    """One evaluation as it was asked for."""
+class Text(NamedTuple):
+    """A source of text, as `data.text.documents` takes it."""
 
-    name: str
-    """Of the evaluation."""
-    asked: dict[str, Any]
-    """What decides the numbers, as plain JSON; a result is kept for as long as it was asked for in the same way."""
-    settings: Callable[[InferenceConfig, LanguageModel], Any]
-    """The evaluation's configuration for an SAE; SAEs with equal ones are measured together."""
-    contexts: Callable[[InferenceConfig, LanguageModel], Tensor] | None = None
-    """Token ids [n, L] for an SAE, where the evaluation reads text."""
+    source: str
+    """Hub dataset, a file, a folder of files, or stdlib."""
+    field: str = "text"
+    split: str = "train"
+    subset: str | None = None
 
-    def path(self, folder: Path) -> Path:
-        """Where the result of the SAE in this folder is."""
-        return folder / FOLDER / f"{self.name}.json"
-
-    def is_done(self, folder: Path) -> bool:
-        path = self.path(folder)
-        content = read_json(path) if path.exists() else None
-        if not isinstance(content, dict) or content.get("asked") != plain(self.asked):
-            return False
-        return content.get("weights") == fingerprint(folder)
+    def asked(self) -> dict[str, Any]:
+        """What decides its content, as plain JSON."""
+        named = {"text": self.source, "text_field": self.field, "split": self.split, "subset": self.subset}
+        return named | {"files": stamps([self.source])}
 
 
-@dataclass(frozen=True)
+class Request(NamedTuple):
+    """One evaluation with its settings."""
+
+    evaluation: Evaluation
+    config: Any
+
+
+class Subject:
+    """One SAE that is measured: in a folder, or in memory."""
+
+    def __init__(self, label: str, folder: Path | None = None, sae: SAE | None = None):
+        """`label` is for error messages: the folder, or saes[i]."""
+        self.label, self.folder, self.sae = label, folder, sae
+
+    @cached_property
+    def cfg(self) -> InferenceConfig:
+        """The configuration, known without the weights."""
+        if self.sae is not None:
+            return self.sae.cfg
+        assert self.folder is not None
+        return describe(self.folder)
+
+    def load(self, device: torch.device) -> SAE:
+        if self.sae is not None:
+            return self.sae
+        assert self.folder is not None
+        return SAE.load(self.folder, device)
+
+
+def requests(evals: Sequence[str | Any]) -> list[Request]:
+    """Names of evaluations (default settings), or their settings -> requests, each evaluation once."""
+    found: dict[str, Request] = {}
+    for item in evals:
+        if isinstance(item, Request):
+            found[item.evaluation.name] = item
+        elif isinstance(item, str):
+            for evaluation in chosen([item]):
+                found[evaluation.name] = Request(evaluation, evaluation.config())
+        else:
+            matches = [one for one in registry().values() if type(item) is one.config]
+            if not matches:
+                raise UserError(f"evals = {item!r}: must be the name or the settings of one of {', '.join(registry())}")
+            found[matches[0].name] = Request(matches[0], item)
+    if not found:
+        raise UserError(f"evals: must name at least one of {', '.join(registry())}")
+    return list(found.values())
+
+
+def evaluate_saes(
+    saes: Sequence[SAE | Path | str],
+    model: LanguageModel | str | None,
+    evals: Sequence[Any] = ("core",),
+    *,
+    text: Text | str | None = None,
+    layer: int | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    redo: bool = False,
+    load: Load = load_model,
+) -> list[dict[str, Any]]:
+    """Measure SAEs, or those in these folders; returns for each SAE its results as plain JSON by evaluation.
+
+    `model`: a loaded one, its name, or None for the one that the SAEs name. `evals`: names, settings, or requests.
+    `layer` is for SAEs that do not name theirs. Results of SAEs in folders are kept there, and not measured again if
+    they were measured in the same way, unless `redo`.
+    """
+    text = Text(text) if isinstance(text, str) else text
+    asked = requests(evals)
+    for request in asked:
+        if request.evaluation.needs.text and text is None:
+            raise UserError(f"text: is missing; {request.evaluation.name} reads one")
+    if isinstance(model, LanguageModel):
+        place, precision = model.device, model.dtype
+    else:
+        place = usable_device(device)
+        precision = dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32)
+    session = Session(_subjects(saes), model, place, precision, layer, text, load)
+    return session.evaluate(asked, redo)
+
+
+def _subjects(saes: Sequence[SAE | Path | str]) -> list[Subject]:
+    found: dict[Any, Subject] = {}
+    for number, item in enumerate(saes):
+        if isinstance(item, SAE):
+            folder = item.folder if item.folder is not None and _is_saved(item, item.folder) else None
+            found[number] = Subject(f"saes[{number}]", folder, item)
+            continue
+        for folder in find_saes([Path(item)]):
+            found.setdefault(folder, Subject(str(folder), folder))
+    if not found:
+        raise UserError("saes: must name at least one SAE")
+    return list(found.values())
+
+
+def _is_saved(sae: SAE, folder: Path) -> bool:
+    """Whether the SAE in the folder has the same tensors."""
+    try:
+        saved = SAE.load(folder).state_dict()
+    except UserError:
+        return False
+    return all(torch.equal(tensor.cpu(), saved[name]) for name, tensor in sae.state_dict().items() if name in saved)
+
+
 class Session:
-    """A model, and what is said of the SAEs that are measured on it."""
+    """SAEs and the language model that they are measured on."""
 
-    model: LanguageModel
-    device: torch.device
-    layers: dict[Path, int]
-    saes: dict[Path, InferenceConfig]
+    def __init__(
+        self,
+        saes: list[Subject],
+        model: LanguageModel | str | None,
+        device: torch.device,
+        dtype: torch.dtype,
+        layer: int | None,
+        text: Text | None,
+        load: Load = load_model,
+    ):
+        self.saes, self.device, self.dtype, self.layer, self.text = saes, device, dtype, layer, text
+        self._model, self._load = model, load
+        self._results: dict[tuple[int, str], dict[str, Any]] = {}
 
-    def measure(self, request: Request, folders: Sequence[Path]) -> None:
-        """Measure the SAEs of these folders."""
-        groups: dict[Any, list[Path]] = {}
-        for folder in folders:
-            settings = request.settings(self.saes[folder], self.model)
-            groups.setdefault((self.layers[folder], settings, self._text_key(request, folder)), []).append(folder)
+    @cached_property
+    def model(self) -> LanguageModel:
+        """The model, loaded when it is first needed."""
+        if isinstance(self._model, LanguageModel):
+            return self._model
+        names = {str(said(sae.cfg, "model_name", self._model, "model", sae.label)) for sae in self.saes}
+        if len(names) > 1:
+            raise UserError(f"folders: SAEs of several models ({', '.join(sorted(names))}); evaluate each on its own")
+        return self._load(names.pop(), self.device, self.dtype)
+
+    def evaluate(self, asked: Sequence[Request], redo: bool = False) -> list[dict[str, Any]]:
+        """Measure what is left; for each SAE its results by evaluation."""
+        left = {r: [s for s in self.saes if redo or not self._reuse(s, r)] for r in asked}
+        todo = [sae for sae in self.saes if any(sae in saes for saes in left.values())]
+        if todo:
+            layers = {sae.label: layer_of(sae.cfg, self.layer, sae.label) for sae in todo}
+            for request, saes in left.items():
+                for sae in saes:
+                    self._check_unseen(request, sae)
+            for request, saes in left.items():
+                if saes:
+                    self._measure(request, saes, layers)
+        return [{r.evaluation.name: self._results[id(sae), r.evaluation.name] for r in asked} for sae in self.saes]
+
+    # ---- reuse -------------------------------------------------------------------------------------------
+
+    def asked(self, request: Request, sae: Subject) -> dict[str, Any]:
+        """Everything that decides the numbers, as plain JSON."""
+        model = self._model
+        if isinstance(model, LanguageModel):
+            model = None if model.name == sae.cfg.metadata.get("model_name") else model.name
+        about: dict[str, Any] = {"model": model, "layer": self.layer}
+        about |= {"model_dtype": str(self.dtype).removeprefix("torch."), "device": self.device.type}
+        evaluation = request.evaluation
+        if evaluation.needs.text and self.text is not None:
+            about |= self.text.asked()
+        if files := evaluation.files(request.config):
+            about["files"] = stamps(files)
+        if evaluation.definition > 1:
+            about["definition"] = evaluation.definition
+        return about | decisive(to_dict(request.config))
+
+    def _reuse(self, sae: Subject, request: Request) -> bool:
+        """Take over the result in the SAE's folder, if it was measured in the same way."""
+        name = request.evaluation.name
+        content = None if sae.folder is None else read_result(sae.folder, name)
+        if content is None or sae.folder is None:
+            return False
+        # Settings that were added later had their defaults.
+        before = decisive(to_dict(request.evaluation.config())) | content["asked"]
+        if before != plain(self.asked(request, sae)) or content.get("weights") != fingerprint(sae.folder):
+            return False
+        self._results[id(sae), name] = content["result"]
+        return True
+
+    # ---- text --------------------------------------------------------------------------------------------
+
+    def _count(self, wanted: Contexts, sae: Subject) -> int:
+        """Contexts that are read: by default, of the text of training, no more than were held out."""
+        if wanted.number is not None:
+            return wanted.number
+        held, size = self._held_out(sae)
+        return CONTEXTS if held is None else max(1, min(CONTEXTS, held // (wanted.length or size)))
+
+    def _held_out(self, sae: Subject) -> tuple[int | None, int]:
+        """Tokens at the start of this text that the SAE was not trained on, None for another text; its context."""
+        about = sae.cfg.metadata
+        held, size = about.get("heldout_contexts"), about.get("context_size")
+        if held is None or size is None or self.text is None or not same_text(self.text.source, about.get("text")):
+            return None, size or 1
+        return held * size, size
+
+    def _check_unseen(self, request: Request, sae: Subject) -> None:
+        """Refuse to measure on text that the SAE was trained on, as far as its metadata say."""
+        wanted = request.evaluation.contexts(request.config)
+        held, size = self._held_out(sae)
+        if not request.evaluation.needs.text or not wanted.heldout or held is None:
+            return
+        length, count = wanted.length or size, self._count(wanted, sae)
+        if count * length > held:
+            raise UserError(
+                f"contexts = {count}: {sae.label} was trained on this text but for its first {held // size} contexts "
+                f"of {size} tokens; give {held // length} at most, or another text"
+            )
+
+    def _contexts(self, request: Request, sae: Subject) -> Tensor | None:
+        """The first contexts [n, L] of the text, cut as in training."""
+        if not request.evaluation.needs.text:
+            return None
+        assert self.text is not None
+        wanted = request.evaluation.contexts(request.config)
+        count, size = self._count(wanted, sae), wanted.length or sae.cfg.metadata.get("context_size")
+        if size is None:
+            raise UserError("an SAE does not say its context; give --context")
+        cut = TextConfig(int(size), bool(sae.cfg.metadata.get("prepend_bos")))
+        found = list(islice(contexts(documents(*self.text), self.model.tokenizer, cut), count))
+        if len(found) < (count if wanted.all else 1):
+            raise UserError(f"contexts = {count}: the text holds {len(found)} of {cut.length} tokens")
+        if len(found) < count:
+            name, tokens = request.evaluation.name, len(found) * cut.length
+            print(f"{name} reads the whole text: {tokens:,} of {count * cut.length:,} tokens", file=sys.stderr)
+        return torch.stack(found)
+
+    # ---- measuring ---------------------------------------------------------------------------------------
+
+    def _measure(self, request: Request, saes: Sequence[Subject], layers: Mapping[str, int]) -> None:
+        """Measure SAEs with equal settings and text together."""
+        groups: dict[Any, list[Subject]] = {}
+        reads = request.evaluation.needs.text
+        cut_by = ("context_size", "prepend_bos", "skip_first", "heldout_contexts") if reads else ()
+        for sae in saes:
+            settings = request.evaluation.settings_for(request.config, sae.cfg, self.model)
+            text = tuple(sae.cfg.metadata.get(name) for name in cut_by)
+            groups.setdefault((layers[sae.label], settings, text), []).append(sae)
         for (layer, settings, _), members in groups.items():
-            said = self.saes[members[0]]
-            text = [] if request.contexts is None else [request.contexts(said, self.model)]
-            for part in self._parts(members, EVALUATIONS[request.name].most):
-                self._measure_together(request, layer, settings, text, part)
+            tokens = self._contexts(request, members[0])
+            for part in self._parts(members, request.evaluation.needs.saes_at_once):
+                self._measure_together(request, layer, settings, tokens, part)
 
-    def _text_key(self, request: Request, folder: Path) -> Any:
-        """What decides how the text is cut into contexts for an SAE."""
-        names = ("context_size", "prepend_bos", "skip_first", "heldout_contexts") if request.contexts else ()
-        return tuple(self.saes[folder].metadata.get(name) for name in names)
-
-    def _parts(self, folders: list[Path], most: int | None) -> Iterator[list[Path]]:
+    def _parts(self, saes: list[Subject], most: int | None) -> Iterator[list[Subject]]:
         """As many SAEs at once as fit, one at least."""
-        free, part, size = system.available(self.device), list[Path](), 0
-        for folder in folders:
-            need = self.saes[folder].d_sae * (8 * self.saes[folder].d_in + KEPT)
+        free, part, size = system.available(self.device), list[Subject](), 0
+        for sae in saes:
+            need = sae.cfg.d_sae * (8 * sae.cfg.d_in + KEPT)
             full = free is not None and size + need > USED * free
             if part and (full or len(part) == most):
                 yield part
                 part, size = [], 0
-            part.append(folder)
+            part.append(sae)
             size += need
         yield part
 
     def _measure_together(
-        self, request: Request, layer: int, settings: Any, text: list[Tensor], folders: list[Path]
+        self, request: Request, layer: int, settings: Any, tokens: Tensor | None, subjects: list[Subject]
     ) -> None:
-        evaluation, saes = EVALUATIONS[request.name], self._load(folders)
-        bar, last = None, time.monotonic()
+        evaluation = request.evaluation
+        try:
+            saes = [subject.load(self.device) for subject in subjects]
+        except torch.cuda.OutOfMemoryError:
+            raise UserError(f"device = {self.device}: {len(subjects)} SAEs do not fit into its memory") from None
+        bar = None
 
         def progress(done: int, total: int) -> None:
             nonlocal bar
             if bar is None:
-                bar = show(total, start=done, what=f"{request.name} of {len(saes)} SAEs", unit="parts")
+                bar = show(total, start=done, what=f"{evaluation.name} of {len(saes)} SAEs", unit="parts")
             bar.update(done)
 
-        def finished(number: int, result: Any) -> None:
-            nonlocal last
-            now = time.monotonic()
-            # The first one's time holds what is shared.
-            share = 1 if evaluation.one_by_one else len(saes)
-            evaluation.after(result, folders[number])
-            self._write(request, folders[number], result, settings, (now - last) / share)
-            last = now if evaluation.one_by_one else last
-
-        callback = {"finished": finished} if evaluation.one_by_one else {}
+        last = time.monotonic()
         try:
-            results = evaluation.evaluate(saes, self.model, layer, *text, settings, progress, **callback)
+            results = evaluation.run(saes, self.model, layer, tokens, settings, progress)
+            results = results if evaluation.one_by_one else iter(list(results))
+            share = (time.monotonic() - last) / len(saes)
+            for subject, result in zip(subjects, results, strict=True):
+                # The first one's time includes what is shared.
+                seconds = time.monotonic() - last if evaluation.one_by_one else share
+                self._finish(request, subject, result, layer, settings, seconds)
+                last = time.monotonic()
         finally:
             if bar is not None:
                 bar.close()
-        if not evaluation.one_by_one:
-            for number, result in enumerate(results):
-                finished(number, result)
 
-    def _load(self, folders: list[Path]) -> list[SAE]:
-        try:
-            return [SAE.load(folder, self.device) for folder in folders]
-        except torch.cuda.OutOfMemoryError:
-            raise UserError(f"device = {self.device}: {len(folders)} SAEs do not fit into its memory") from None
-
-    def _write(self, request: Request, folder: Path, result: Any, settings: Any, seconds: float) -> None:
-        make_folder(folder / FOLDER)
-        config, to_saebench = self.saes[folder].training, EVALUATIONS[request.name].to_saebench
-        write_json(
-            request.path(folder),
-            {
-                "result": result.to_dict(),
-                "sae": None if config is None else to_dict(config),
-                "layer": self.layers[folder],
-                "model": self.model.name,
-                "seconds": seconds,
-                "weights": fingerprint(folder),
-                "saebench": to_saebench(result, settings) if to_saebench else None,
-                "versions": versions(),
-                "git_commit": git_commit(),
-                "asked": request.asked,
-            },
-        )
+    def _finish(self, request: Request, sae: Subject, result: Any, layer: int, settings: Any, seconds: float) -> None:
+        evaluation, found = request.evaluation, plain(result.to_dict())
+        self._results[id(sae), evaluation.name] = found
+        if sae.folder is None:
+            return
+        evaluation.save_extras(result, sae.folder)
+        content = {
+            "result": found,
+            "sae": None if sae.cfg.training is None else to_dict(sae.cfg.training),
+            "layer": layer,
+            "model": self.model.name,
+            "seconds": seconds,
+            "weights": fingerprint(sae.folder),
+            "saebench": evaluation.to_saebench(result, settings),
+            "versions": versions(),
+            "git_commit": git_commit(),
+            "asked": self.asked(request, sae),
+        }
+        write_result(sae.folder, evaluation.name, content)
 
 
-def open_session(
-    folders: Sequence[Path],
-    load: Callable[[str], LanguageModel],
-    device: torch.device,
-    model: str | None = None,
-    layer: int | None = None,
-) -> Session:
-    """Read what the SAEs say and load, once, the model that they name, or `model`; `layer` is for those that say
-    none, neither by its number nor by the hook."""
-    saes = {folder: describe(folder) for folder in folders}
-    names = {str(said(sae, "model_name", model, "model", folder)) for folder, sae in saes.items()}
-    if len(names) > 1:
-        raise UserError(f"folders: SAEs of several models ({', '.join(sorted(names))}); evaluate each on its own")
-    layers = {folder: layer_of(sae, layer, folder) for folder, sae in saes.items()}
-    return Session(load(names.pop()), device, layers, saes)
-
-
-def layer_of(sae: InferenceConfig, asked: int | None, folder: Path) -> int:
-    """The layer that an SAE says to be of, or the one that was asked for where it does not say."""
-    own = own_layer(sae.metadata, str(folder))
+def layer_of(sae: InferenceConfig, asked: int | None, where: object) -> int:
+    """The layer that an SAE names, or `asked` if it names none."""
+    own = own_layer(sae.metadata, str(where))
     if asked is not None and own not in (None, asked):
-        raise UserError(f"layer = {asked}: {folder} is of layer {own}; leave the flag out")
-    return int(said(sae, "layer", asked, "layer", folder)) if own is None else own
+        raise UserError(f"layer = {asked}: {where} is of layer {own}; leave the flag out")
+    return int(said(sae, "layer", asked, "layer", where)) if own is None else own
 
 
-def said(sae: InferenceConfig, name: str, asked: Any, flag: str, folder: Path) -> Any:
-    """What was asked for, or what the SAE says of itself."""
+def said(sae: InferenceConfig, name: str, asked: Any, flag: str, where: object) -> Any:
+    """`asked`, or else what the SAE's metadata say."""
     value = sae.metadata.get(name) if asked is None else asked
     if value is None:
-        raise UserError(f"{folder}: does not say its {flag}; give --{flag}")
+        raise UserError(f"{where}: does not say its {flag}; give --{flag}")
     return value
 
 
@@ -211,22 +395,30 @@ def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def fingerprint(folder: Path) -> str:
-    """Tells an SAE's weights from others: a hash of parts of the file, which other weights do not share."""
-    path = folder / "sae_weights.safetensors"
-    size = path.stat().st_size
-    told = hashlib.blake2b(str(size).encode(), digest_size=16)
-    with path.open("rb") as file:
-        for place in (0, size // 3, 2 * size // 3, max(0, size - SAMPLE)):
-            file.seek(place)
-            told.update(file.read(SAMPLE))
-    return told.hexdigest()
-
-
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """The folders' last parts, as many as it takes to tell them apart."""
+    """The last parts of the folders' paths, as many as make them unique."""
     for parts in range(1, max((len(folder.parts) for folder in folders), default=1) + 1):
         names = ["/".join(folder.parts[-parts:]) for folder in folders]
         if len(set(names)) == len(names):
             return names
     return [str(folder) for folder in folders]
+
+
+def same_text(one: str | None, other: str | None) -> bool:
+    """Whether two names mean the same text; paths may be written in several ways."""
+    if one is None or other is None or one == other:
+        return one == other
+    return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)
+
+
+def stamps(names: Sequence[str]) -> list[Any]:
+    """Name, size and time of the files among these names, which change with their content."""
+    files = [path for name in names for path in sorted([Path(name), *Path(name).rglob("*")]) if path.is_file()]
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+
+
+def decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as plain JSON, without those that do not change the numbers."""
+    free = ("keep_gib", "cache", "concurrency", "timeout", "attempts", "wait", "longest_wait", "key_variable")
+    kept = {name: value for name, value in settings.items() if name not in free and not name.endswith("_at_once")}
+    return plain({name: decisive(value) if isinstance(value, dict) else value for name, value in kept.items()})

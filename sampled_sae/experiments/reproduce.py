@@ -6,11 +6,14 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+from sampled_sae.evals import registry
 from sampled_sae.evals.autointerp.schema import estimate_calls
 from sampled_sae.experiments.scales import Scale
+from sampled_sae.experiments.synthetic import EXPERIMENTS, grid
 from sampled_sae.training.checkpoint import KEEP
-from sampled_sae.utils.cost import PAGE, SPEEDS, Cost, Work, peak
+from sampled_sae.utils.cost import SPEEDS, Cost, Workload, peak
 from sampled_sae.utils.errors import UserError
 
 NEEDED = {
@@ -20,6 +23,8 @@ NEEDED = {
     "report": {"plotly": "report"},
 }
 """Packages of each stage, by the extra that they come with."""
+PAGE = 12_000_000
+"""Bytes of a page with its figures and tables."""
 
 
 def check_packages(scale: Scale, names: Collection[str]) -> None:
@@ -77,19 +82,54 @@ def _size(size: int) -> str:
 
 def estimate(scale: Scale, kind: str, product: float) -> list[Cost]:
     """The stages in their order, on a device of this kind ("cpu" or "cuda") with this product speed in FLOP/s."""
-    work = Work(scale, SPEEDS.get(kind, SPEEDS["cpu"]), product)
-    size = sum(work.bytes_of(config.d_sae, scale.shape.width) for config in scale.saes())
-    # Weights and Adam's two moments; the newest ones and the one that is being written.
-    checkpoints = min(KEEP + 1, -(-work.steps // scale.checkpoint_every))
-    largest = max(sum(work.bytes_of(c.d_sae, scale.shape.width) for c in run) for run in scale.runs())
-    results = 2_000_000 * len(scale.saes())
+    saes, speed = scale.saes(), SPEEDS.get(kind, SPEEDS["cpu"])
+    work = Workload(scale.shape, scale.layer, scale.context, scale.latents, len(saes), speed, product)
+    figures = speed.figures if scale.figures else speed.figures / 6
     return [
-        work.synthetic(),
-        Cost("train", work.train(), size, 3 * largest * checkpoints),
-        Cost("core", work.core(), results // 10, 0),
-        Cost("probing", work.probing(), results // 10, 0),
-        Cost("absorption", work.absorption(), results // 10, 0),
-        Cost("autointerp", work.autointerp(), results, 0),
-        Cost("compare", work.compare(), results // 10, 0),
-        Cost("report", work.speed.figures if scale.figures else work.speed.figures / 6, PAGE, 0),
+        _synthetic(scale, work),
+        _train(scale, work),
+        *(registry()[name].cost(config, work) for name, config in scale.evaluations().items()),
+        _compare(scale, work),
+        Cost("report", figures, PAGE, 0),
     ]
+
+
+def _bytes(d_sae: int, d_in: int) -> int:
+    """Of the weights of one SAE, in 32 bits."""
+    return 4 * (2 * d_sae * d_in + d_sae + d_in)
+
+
+def _synthetic(scale: Scale, work: Workload) -> Cost:
+    asked = scale.synthetic
+    given = {name: getattr(asked, name) for name in ("steps", "seeds", "scores", "multipliers")}
+    experiment = replace(EXPERIMENTS[asked.preset], **{name: v for name, v in given.items() if v is not None})
+    m, d = experiment.latents, experiment.data.d
+    saes = len(grid(experiment)) * len(experiment.seeds)
+    step = work.step(m, d, experiment.batch_size)
+    encode = 2 * m * d / (work.rate * work.speed.encode) + work.speed.element * m
+    matching = work.speed.matching * m * experiment.data.features
+    size = saes * _bytes(m, d)
+    seconds = saes * (experiment.steps * step + 6 * experiment.heldout * encode + matching)
+    return Cost("synthetic", seconds, size + PAGE, 3 * size * min(KEEP + 1, 5))
+
+
+def _train(scale: Scale, work: Workload) -> Cost:
+    width, runs = scale.shape.width, scale.runs()
+    steps = max(1, scale.tokens // scale.batch_size)
+    tokens = steps * scale.batch_size + scale.heldout_tokens
+    seconds = len(runs) * (work.read(tokens) + work.speed.load)
+    seconds += work.saes * steps * work.step(scale.latents, width, scale.batch_size)
+    sizes = [sum(_bytes(config.d_sae, width) for config in run) for run in runs]
+    # Weights and Adam's two moments; the newest ones and the one that is being written.
+    checkpoints = min(KEEP + 1, -(-steps // scale.checkpoint_every))
+    return Cost("train", seconds, sum(sizes), 3 * max(sizes) * checkpoints)
+
+
+def _compare(scale: Scale, work: Workload) -> Cost:
+    """Seeds with each other, and each configuration with the reference."""
+    seeds, scored, cosines = len(scale.seeds), len(scale.scores), scale.latents**2
+    pairs = (1 + scored) * seeds * (seeds - 1) // 2 + work.saes - seeds
+    each = 2 * cosines * scale.shape.width / (work.rate * work.speed.encode)
+    matched = scale.similarity.matching != "none" and scale.latents <= scale.similarity.exact_up_to
+    each += work.speed.matching * cosines if matched else 0
+    return Cost("compare", pairs * each + work.speed.load, 200_000 * work.saes, 0)

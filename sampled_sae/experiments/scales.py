@@ -8,29 +8,17 @@ from typing import Any
 from sampled_sae.config import require
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.evals.autointerp.schema import AutointerpConfig
+from sampled_sae.evals.core.schema import CoreConfig
 from sampled_sae.evals.probing.schema import ProbingConfig
 from sampled_sae.evals.similarity.members import SimilarityConfig
 from sampled_sae.method import presets
 from sampled_sae.method.config import AuxKConfig, OptimizerConfig, SAEConfig
 from sampled_sae.method.scores import get_score
+from sampled_sae.utils.cost import Shape
 
 STAND_IN = "stdlib-packages"
 """Instead of a probing dataset: pieces of Python's standard library, labelled by their package."""
 PAPER_SCORES = ("l2", "squared_l2", "entropy", "uniform")
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What an estimate needs to know of a model before it is loaded."""
-
-    width: int
-    """Of the residual stream."""
-    blocks: int
-    """Blocks in all."""
-    block_weights: int
-    """Weights of one block, without biases and norms."""
-    vocabulary: int
-    """Tokens."""
 
 
 SMOLLM2 = Shape(width=576, blocks=30, block_weights=3_538_944, vocabulary=49_152)
@@ -136,6 +124,15 @@ class Scale:
         made = [replace(config, seed=first) for config in [base, *pools.values(), *more]]
         made += [replace(config, seed=seed) for config in again for seed in rest]
         return presets.named(made, first)
+
+    def evaluations(self) -> dict[str, Any]:
+        """The settings of each evaluation by its name."""
+        return {
+            "core": CoreConfig(contexts=self.contexts),
+            "probing": self.probing,
+            "absorption": self.absorption,
+            "autointerp": replace(self.autointerp, tokens=self.interp_tokens),
+        }
 
     def runs(self) -> list[list[SAEConfig]]:
         """The SAEs in groups that are trained together, of about the same size."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sampled_sae.evals import titles
 from sampled_sae.method.config import upgraded
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json
-from sampled_sae.utils.measures import EVALUATIONS
 
 OWN, FOREIGN, WEIGHTS = "sampled_sae.json", "cfg.json", "sae_weights.safetensors"
 SYNTHETIC = "results.json"
@@ -106,7 +106,7 @@ def _is_sae(place: Path) -> bool:
     """Weights may have stayed on another machine: settings or results tell as well."""
     if (place / OWN).exists() or ((place / FOREIGN).exists() and (place / WEIGHTS).exists()):
         return True
-    return any((place / "evals" / f"{name}.json").exists() for name in EVALUATIONS)
+    return any((place / "evals" / f"{name}.json").exists() for name in titles())
 
 
 def _read_folder(place: Path, found: Found) -> None:
@@ -157,7 +157,7 @@ def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
     config = own.get("config") if isinstance(own.get("config"), dict) else _config_of_run(run, folder.name)
     metadata = part(own, "metadata") or {k: v for k, v in part(foreign, "metadata").items() if v is not None}
     results = {}
-    for name in EVALUATIONS:
+    for name in titles():
         path = folder / "evals" / f"{name}.json"
         content = _read(path, notes) if path.exists() else None
         if content is not None and not isinstance(content.get("result"), dict):

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sampled_sae.evals import titles
+from sampled_sae.evals.core import FVU
 from sampled_sae.reporting import pages as parts
 from sampled_sae.reporting import panels
 from sampled_sae.reporting import style as plotting
@@ -16,7 +18,7 @@ from sampled_sae.reporting.scatter import about, marker, told
 from sampled_sae.reporting.style import plain
 from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, key_of
 from sampled_sae.reporting.tables import columns_of, evaluations_of, measured
-from sampled_sae.utils.measures import EVALUATIONS, FVU, Metric, form, in_html, listed
+from sampled_sae.utils.measures import Metric, form, in_html, listed
 
 
 def overview_part(sweep: Sweep) -> str:
@@ -78,7 +80,7 @@ def _winner(sweep: Sweep, metric: Metric) -> str | None:
 def _coverage(sweep: Sweep) -> str:
     """How many SAEs have each evaluation; those without are named."""
     lines = []
-    for name, title in EVALUATIONS.items():
+    for name, title in titles().items():
         missing = [sae.name for sae in sweep.saes if name not in sae.results]
         have = len(sweep.saes) - len(missing)
         lacking = "-" if not missing else "all" if not have else listed(missing, most=6)
@@ -124,7 +126,7 @@ def _first(sweep: Sweep, metrics: Sequence[Metric]) -> tuple[Metric, Metric]:
 
 def _axis_box(metrics: Sequence[Metric], chosen: Metric, axis: str) -> str:
     groups = []
-    for evaluation, title in EVALUATIONS.items():
+    for evaluation, title in titles().items():
         options = "".join(
             f"<option value='{metric.name}'{' selected' * (metric is chosen)}>{in_html(metric.title)}</option>"
             for metric in metrics
@@ -303,11 +305,11 @@ def _tables(sweep: Sweep) -> str:
     made = []
     for name in evaluations_of(sweep):
         columns = columns_of(sweep, name)
-        title = f"<h3 class='apart'>{EVALUATIONS[name]}</h3>"
-        made.append(title + parts.results_table(measured(sweep, columns), columns, EVALUATIONS[name]))
+        title = f"<h3 class='apart'>{titles()[name]}</h3>"
+        made.append(title + parts.results_table(measured(sweep, columns), columns, titles()[name]))
     each = [Configuration(str(run["label"]), row.group, row.l, (run,)) for row in sweep.rows for run in row.runs]
     every = "".join(
-        f"<h3 class='apart'>{EVALUATIONS[name]}</h3>{parts.results_table(each, columns_of(sweep, name))}"
+        f"<h3 class='apart'>{titles()[name]}</h3>{parts.results_table(each, columns_of(sweep, name))}"
         for name in evaluations_of(sweep)
     )
     singly = parts.several(list(sweep.rows), f"<details><summary>Every SAE</summary>{every}</details>")

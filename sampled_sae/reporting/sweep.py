@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from sampled_sae.evals import all_metrics, titles
 from sampled_sae.method import presets
 from sampled_sae.method.config import sae_config_from_dict
 from sampled_sae.reporting.collect import Found, Log, Saved, part
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.measures import EVALUATIONS, METRICS, Metric, find, listed, number, shown
+from sampled_sae.utils.measures import Metric, find, listed, number, shown
 
 Key = str | tuple[str, str]  # a field of a run, or a field inside a field, as ("recovery", "LF+HA")
 
@@ -140,7 +141,7 @@ def _sweep(model: Any, layer: Any, members: list[Saved]) -> Sweep:
         str(sae.folder): sae.run.log[sae.folder.name] for sae in members if sae.run and sae.folder.name in sae.run.log
     }
     known = {name for row in rows for run in row.runs for name in run["values"]}
-    metrics = tuple(metric for metric in METRICS if metric.name in known)
+    metrics = tuple(metric for metric in all_metrics() if metric.name in known)
     notes += [*_asked_differently(members), *_not_measured(members), *_log_notes(members)]
     width = next((sae.width for sae in members if sae.width), None)
     layer = layer if isinstance(layer, int) else None
@@ -222,7 +223,7 @@ def _run(sae: Saved) -> dict[str, Any]:
     steps = number(training.get("steps")), number(training.get("batch_size"))
     found = {
         metric.name: value
-        for metric in METRICS
+        for metric in all_metrics()
         if metric.evaluation in sae.results
         and (value := find(metric, sae.results[metric.evaluation]["result"])) is not None
     }
@@ -279,7 +280,7 @@ def _twins(group: Sequence[Saved]) -> list[str]:
 def _asked_differently(members: Sequence[Saved]) -> list[str]:
     """Evaluations that were not asked in the same way of all SAEs."""
     notes = []
-    for name in EVALUATIONS:
+    for name, title in titles().items():
         asked = [content.get("asked") for sae in members if (content := sae.results.get(name))]
         flat = [dict(_flat(one)) for one in asked if isinstance(one, dict)]
         fields = dict.fromkeys(key for one in flat for key in one)
@@ -290,7 +291,7 @@ def _asked_differently(members: Sequence[Saved]) -> list[str]:
         ]
         if differing:
             notes.append(
-                f"{EVALUATIONS[name]} was not measured in the same way for all ({'; '.join(differing)}): numbers "
+                f"{title} was not measured in the same way for all ({'; '.join(differing)}): numbers "
                 "compare only where it was."
             )
     return notes

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sampled_sae.evals import all_metrics, titles
 from sampled_sae.evals.session import names_of
 from sampled_sae.reporting.paper_tables_format import head_lines, in_latex, row_of, tabular, text_file
 from sampled_sae.reporting.sweep import Column, Configuration, Stat, Sweep, best_of, key_of
 from sampled_sae.utils.files import make_folder, read_json, write_json, write_text
-from sampled_sae.utils.measures import EVALUATIONS, METRICS, find, form, in_markdown, shown
+from sampled_sae.utils.measures import find, form, in_markdown, shown
 
 SETTINGS = ("l", "k", "latents", "lr", "tokens")
 MOST = 6
@@ -31,7 +32,7 @@ def columns_of(sweep: Sweep, evaluation: str) -> list[Column]:
 
 def evaluations_of(sweep: Sweep) -> list[str]:
     """The evaluations that some SAE has numbers of."""
-    return [name for name in EVALUATIONS if columns_of(sweep, name)]
+    return [name for name in titles() if columns_of(sweep, name)]
 
 
 def measured(sweep: Sweep, columns: Sequence[Column]) -> list[Configuration]:
@@ -164,7 +165,7 @@ def write_tables(folders: Sequence[Path], out: Path) -> Path:
     made = io.StringIO()
     writer = csv.writer(made, lineterminator="\n")
     writer.writerow(HEAD)
-    for evaluation in EVALUATIONS:
+    for evaluation in titles():
         for name, folder in zip(names_of(folders), folders, strict=True):
             path = folder / "evals" / f"{evaluation}.json"
             if not path.exists():
@@ -173,7 +174,7 @@ def write_tables(folders: Sequence[Path], out: Path) -> Path:
             _write_saebench(content, folder, name, out / "saebench", int(path.stat().st_mtime * 1000))
             seed = (content["sae"] or {}).get("seed")
             about = (name, folder, content.get("model"), content.get("layer"), seed)
-            for metric in METRICS:
+            for metric in all_metrics():
                 value = find(metric, content["result"]) if metric.evaluation == evaluation else None
                 if value is not None:
                     writer.writerow([*about, evaluation, metric.name, *value])

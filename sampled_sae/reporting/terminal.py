@@ -12,11 +12,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from sampled_sae.evals import registry
 from sampled_sae.evals.session import names_of
 from sampled_sae.reporting.sweep import Column, Configuration, best_of
 from sampled_sae.reporting.synthetic import buckets, columns, configurations, data_line, summary
 from sampled_sae.utils.files import read_json
-from sampled_sae.utils.measures import EVALUATIONS, METRICS, Metric, Value, find, form
+from sampled_sae.utils.measures import Metric, Value, find, form
 
 PLAIN_WIDTH = 100  # columns, where the output is a file or a pipe
 
@@ -81,19 +82,8 @@ Results = dict[str, dict[Path, Path]]
 """For each evaluation the result's file of each SAE's folder."""
 Contents = dict[Path, dict[str, Any]]
 """The result of each SAE's folder."""
-SHOWN = {
-    "core": ("fvu", "fvu_all", "l0", "cosine", "ce_recovered", "kl_recovered", "alive", "over_10_percent"),
-    "absorption": ("absorption", "absorption_full", "absorption_splits", "absorption_letters"),
-}
-"""Numbers that fit side by side; of other evaluations all."""
 SKEWED = 1.5
 """How many times longer one side of an interval is where half the width would mislead."""
-NOTES = {
-    "core": "By threshold, without tokens of high norm where it does not say all; 95% intervals over contexts.",
-    "probing": "Test accuracy: mean over classes, then datasets.",
-    "absorption": "Mean over the usable letters.",
-    "autointerp": "Means over latents; explanations lie beside the results, in explanations.json.",
-}
 
 
 def print_evals(results: Results, console: Console | None = None) -> None:
@@ -103,7 +93,7 @@ def print_evals(results: Results, console: Console | None = None) -> None:
     for number, (evaluation, files) in enumerate(results.items()):
         contents = {folder: read_json(path)["result"] for folder, path in files.items()}
         console.print(*[""] * (number > 0), *tables(evaluation, contents, console), sep="\n")
-        console.print(Text(NOTES.get(evaluation, "")))
+        console.print(Text(registry()[evaluation].note if evaluation in registry() else ""))
         for reason in {str(c["not_evaluable"]) for c in contents.values() if c.get("not_evaluable")}:
             console.print(Text(f"Not evaluable: {reason}"))
 
@@ -111,8 +101,9 @@ def print_evals(results: Results, console: Console | None = None) -> None:
 def tables(evaluation: str, contents: Contents, console: Console) -> list[Table]:
     """Each number with its interval where it has one, a dash where there is none; as many tables as the terminal's
     width takes, because cut numbers are none."""
-    wanted = SHOWN.get(evaluation)
-    columns = [m for m in METRICS if m.evaluation == evaluation and (wanted is None or m.name in wanted)]
+    known = registry().get(evaluation)
+    metrics = known.metrics if known else ()
+    columns = [m for m in metrics if not (known and known.columns) or m.name in known.columns]
     columns = [m for m in columns if any(find(m, content) for content in contents.values())]
     made: list[list[Metric]] = [[]]
     for metric in columns:
@@ -125,17 +116,12 @@ def tables(evaluation: str, contents: Contents, console: Console) -> list[Table]
 
 def _eval_table(evaluation: str, contents: Contents, columns: list[Metric]) -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title_style="bold")
-    made.add_column(EVALUATIONS.get(evaluation, evaluation), no_wrap=True)
+    made.add_column(registry()[evaluation].title if evaluation in registry() else evaluation, no_wrap=True)
     for metric in columns:
-        made.add_column(_short(metric), justify="right", no_wrap=True)
+        made.add_column(Text(metric.brief or metric.title), justify="right", no_wrap=True)
     for name, content in zip(names_of(list(contents)), contents.values(), strict=True):
         made.add_row(Text(name), *(form_value(find(metric, content)) for metric in columns))
     return made
-
-
-def _short(metric: Metric) -> Text:
-    """The title without what the table's head says already."""
-    return Text(metric.title.removeprefix("Probing accuracy, ").replace("Interpretability (", "").rstrip(")"))
 
 
 def form_value(value: Value | None) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from sampled_sae.evals.core import FVU
 from sampled_sae.reporting import panels
 from sampled_sae.reporting import scatter as pareto
 from sampled_sae.reporting.collect import Found, collect
@@ -24,7 +25,6 @@ from sampled_sae.reporting.sweep import Sweep, sweeps
 from sampled_sae.reporting.tables import tables
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, read_json, write_json, write_text
-from sampled_sae.utils.measures import FVU
 
 FORMATS = ("png", "pdf")
 WIDTH, SMALL = 760, (560, 430)

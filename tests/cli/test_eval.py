@@ -3,14 +3,16 @@
 import csv
 import json
 import shutil
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
 
 from sampled_sae import cli
+from sampled_sae.evals import Evaluation, registry
 from sampled_sae.evals.absorption import evaluate
-from sampled_sae.evals.registry import EVALUATIONS, Evaluation
 from sampled_sae.evals.results import load_live
+from sampled_sae.utils.measures import Metric
 from tests.models.tiny_models import make_model, make_tokenizer
 
 SMALL = ["--context", "20", "--buffer-tokens", "800", "--heldout-tokens", "60", "--batch-size", "50", "--latents", "64"]
@@ -187,19 +189,33 @@ def test_the_table_of_several_saes_lies_where_they_lie(place, tmp_path):
     assert (folders[0] / "evals" / "table.csv").exists()
 
 
-def test_a_new_evaluation_is_a_function_and_a_line(place, tmp_path, monkeypatch):
-    class Norms(NamedTuple):
-        decoder: float
+class Norms(NamedTuple):
+    decoder: float
 
-        def to_dict(self):
-            return self._asdict()
+    def to_dict(self):
+        return self._asdict()
 
-    def evaluate_norms(saes, model, layer, settings, progress):
+
+@dataclass(frozen=True)
+class NormsConfig:
+    factor: float = 1.0
+
+
+class MeasureNorms(Evaluation):
+    name, title, config = "norms", "Norms", NormsConfig
+    metrics = (Metric("decoder_norm", "Decoder norm", "Norm of the decoder.", None, ("decoder",)),)
+
+    def run(self, saes, model, layer, contexts, config, progress):
         progress(1, 1)
-        return [Norms(float(sae.W_dec.detach().norm())) for sae in saes]
+        yield from [Norms(config.factor * float(sae.W_dec.detach().norm())) for sae in saes]
 
-    monkeypatch.setitem(EVALUATIONS, "norms", Evaluation(evaluate_norms))
+
+def test_a_new_evaluation_is_one_class(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(registry(), "norms", MeasureNorms())
     shutil.copytree(place / "run" / "saes", tmp_path / "saes", ignore=shutil.ignore_patterns("evals"))
     run("eval", tmp_path / "saes", "--evals", "norms", "--device", "cpu")
     found = json.loads((tmp_path / "saes" / "topk-s0" / "evals" / "norms.json").read_text())
     assert found["result"]["decoder"] == pytest.approx(8, rel=1e-3)  # the root of 64 unit rows
+    assert "Decoder norm" in capsys.readouterr().out
+    table = list(csv.DictReader((tmp_path / "saes" / "evals" / "table.csv").open()))
+    assert [row["metric"] for row in table] == ["decoder_norm"] * 2

@@ -1,6 +1,7 @@
 import pytest
 
-from sampled_sae.evals.session import find_saes, names_of, open_session
+from sampled_sae.evals.session import find_saes, layer_of, names_of
+from sampled_sae.formats import describe
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -12,8 +13,8 @@ def saved(folder, **metadata):
     return sae.save(folder)
 
 
-def opened(folders, layer=None):
-    return open_session(folders, lambda name: name, "cpu", layer=layer)
+def layers(folders, layer=None):
+    return [layer_of(describe(folder), layer, folder) for folder in folders]
 
 
 def test_what_a_killed_save_leaves_is_no_sae(tmp_path):
@@ -34,14 +35,14 @@ def test_a_run_below_a_hidden_folder_is_found(tmp_path):
 def test_the_layer_may_be_said_by_the_hook_alone(tmp_path):
     own, foreign = saved(tmp_path / "own", layer=3), saved(tmp_path / "foreign", hook_name="blocks.4.hook_resid_pre")
     silent, other = saved(tmp_path / "silent"), saved(tmp_path / "other", hook_name="blocks.4.hook_mlp_out")
-    assert opened([own, foreign]).layers == {own: 3, foreign: 3}
-    assert opened([own, foreign, silent], layer=3).layers == {own: 3, foreign: 3, silent: 3}
+    assert layers([own, foreign]) == [3, 3]
+    assert layers([own, foreign, silent], layer=3) == [3, 3, 3]
     with pytest.raises(UserError, match=r"layer = 2: .*foreign is of layer 3; leave the flag out"):
-        opened([foreign], layer=2)
+        layers([foreign], layer=2)
     with pytest.raises(UserError, match=r"silent: does not say its layer; give --layer"):
-        opened([silent])
+        layers([silent])
     with pytest.raises(UserError, match="only SAEs of the residual stream can be measured"):
-        opened([other], layer=4)
+        layers([other], layer=4)
 
 
 def test_names_are_as_long_as_it_takes(tmp_path):

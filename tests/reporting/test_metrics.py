@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from sampled_sae.utils.measures import EVALUATIONS, METRICS, Metric, Value, find
+from sampled_sae.evals import all_metrics, titles
+from sampled_sae.utils.measures import Metric, Value, find
 from tests.reporting.made_up_sweep import ALL, absorption, core
 
+METRICS = all_metrics()
 TRAINING = {"heldout": {"fvu": 0.1, "l0": 4.0}, "dead": 0.25, "ever_pooled": 0.9, "seconds": 3.0}
 
 
@@ -21,13 +23,13 @@ def test_every_number_is_where_its_evaluation_puts_it(metric: Metric) -> None:
 def test_names_are_unique_and_known() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names) and all(name.isidentifier() for name in names)
-    assert {metric.evaluation for metric in METRICS} == set(EVALUATIONS)
+    assert {metric.evaluation for metric in METRICS} == set(titles())
     assert len({metric.title for metric in METRICS}) == len(METRICS)
     assert all(metric.meaning.endswith(".") and "\n" not in metric.meaning for metric in METRICS)
 
 
 def metric(*path: str) -> Metric:
-    return Metric("x", "X", "X.", "low", "core", path)
+    return Metric("x", "X", "X.", "low", path)
 
 
 @pytest.mark.parametrize(

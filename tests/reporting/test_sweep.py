@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from sampled_sae.evals.core import FVU
 from sampled_sae.method import presets
 from sampled_sae.method.config import OptimizerConfig
 from sampled_sae.reporting.collect import collect
 from sampled_sae.reporting.sweep import Sweep, key_of, sweeps
-from sampled_sae.utils.measures import FVU
 from tests.reporting.made_up_sweep import K, M, absorption, core, grid, put, write_run, write_sae, write_sweep
 
 

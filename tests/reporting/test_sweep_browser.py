@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("plotly")
 
+from sampled_sae.evals import all_metrics
 from sampled_sae.method import presets
 from sampled_sae.reporting.collect import collect
 from sampled_sae.reporting.scatter import front
 from sampled_sae.reporting.sweep import sweeps
 from sampled_sae.reporting.write import write_report
-from sampled_sae.utils.measures import METRICS
 from tests.chromium import Opened
 from tests.reporting.made_up_sweep import K, M, core, write_sae, write_sweep
 
@@ -55,7 +55,7 @@ def shared(browser: Any, report: Path) -> Iterator[Explored]:
 def test_any_two_numbers_and_their_front(shared: Explored, report: Path) -> None:
     sweep = sweeps(collect([report / "a"]))[0]
     across, up = (shared.page.locator(f"article:not([hidden]) select[data-axis={axis}]") for axis in "xy")
-    by_name = {metric.name: metric for metric in METRICS}
+    by_name = {metric.name: metric for metric in all_metrics()}
     for x, y in (("fvu", "probing_5"), ("absorption", "probing_5"), ("cosine", "fvu"), ("autointerp", "alive")):
         across.select_option(x)
         up.select_option(y)

@@ -1,13 +1,88 @@
-"""Absorption by the first-letter task: how often other latents stand in for the one that should fire."""
+"""Absorption by the first-letter task: how often other latents fire in place of the letter's own."""
 
-from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many, measure_sae, over_letters
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from sampled_sae.evals import Evaluation, Progress
+from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many
 from sampled_sae.evals.absorption.schema import AbsorptionConfig, AbsorptionResult, to_saebench
+from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.sae import SAE
+from sampled_sae.utils.cost import Cost, Workload
+from sampled_sae.utils.measures import Metric
 
-__all__ = [
-    "AbsorptionConfig",
-    "AbsorptionResult",
-    "evaluate_absorption_many",
-    "measure_sae",
-    "over_letters",
-    "to_saebench",
-]
+WORDS = 40_000
+"""Approximate number of words of ASCII letters in a tokenizer's vocabulary."""
+
+
+class Absorption(Evaluation):
+    name = "absorption"
+    title = "Absorption"
+    note = "Mean over the usable letters."
+    config = AbsorptionConfig
+    order = 30
+    one_by_one = True
+    metrics = (
+        Metric(
+            "absorption",
+            "Absorption fraction",
+            "Fraction of a first letter's direction that latents other than its main ones carry; mean over words, then "
+            "letters.",
+            "low",
+            ("fraction",),
+            headline=True,
+        ),
+        Metric(
+            "absorption_full",
+            "Full absorption",
+            "Share of words at which the letter's main latents do not fire and one other latent takes over.",
+            "low",
+            ("full",),
+        ),
+        Metric(
+            "absorption_splits",
+            "Main latents per letter",
+            "Number of latents needed to predict a first letter; 1 where no letter is split.",
+            "low",
+            ("splits",),
+            digits=2,
+            unit="latents per letter",
+        ),
+        Metric(
+            "absorption_letters",
+            "Usable letters",
+            "Letters of 26 that a probe finds in the residual stream at this layer; absorption counts these alone.",
+            None,
+            ("usable_letters",),
+            digits=0,
+            unit="letters",
+        ),
+    )
+
+    def run(
+        self,
+        saes: Sequence[SAE],
+        model: LanguageModel,
+        layer: int,
+        contexts: Tensor | None,
+        config: AbsorptionConfig,
+        progress: Progress,
+    ) -> Iterator[AbsorptionResult]:
+        return evaluate_absorption_many(saes, model, layer, config, progress)
+
+    def cost(self, config: AbsorptionConfig, work: Workload) -> Cost:
+        """Prompts of about eight tokens per line; test words are read twice."""
+        words = min(WORDS, config.max_words or WORDS)
+        tokens = words * (2 - config.train_share) * (8 * config.lines + 3)
+        probes = work.speed.word * words * work.d_sae * work.saes
+        return Cost(self.name, work.read(tokens) + work.encode(2 * words) + probes, 200_000 * work.saes, 0)
+
+    def to_saebench(self, result: AbsorptionResult, config: AbsorptionConfig) -> dict[str, Any]:
+        return to_saebench(result, config)
+
+
+evaluation = Absorption()

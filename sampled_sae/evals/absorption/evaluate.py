@@ -10,7 +10,7 @@ shared by all SAEs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -37,10 +37,9 @@ def evaluate_absorption_many(
     layer: int,
     settings: AbsorptionConfig | None = None,
     progress: Progress | None = None,
-    finished: Callable[[int, AbsorptionResult], None] | None = None,
-) -> list[AbsorptionResult]:
-    """Measure SAEs of the residual stream after `layer`, in their order; `progress` counts words, for the model and
-    then again for each SAE. `finished` is given each SAE's number and result as soon as it is there."""
+) -> Iterator[AbsorptionResult]:
+    """The result of each SAE of the residual stream after `layer`, in order, as soon as it is measured; `progress`
+    counts words, for the model and then again for each SAE."""
     settings = settings or AbsorptionConfig()
     layer = model.check_layer(layer)
     list(checked(saes, model, layer))
@@ -53,7 +52,6 @@ def evaluate_absorption_many(
 
     readings = read_layers(model, prompts, [layer], settings.prompts_at_once, tell)[layer]
     spelling = learn_to_spell(readings, settings)
-    results = []
     for number, sae in enumerate(saes, start=1):
         try:
             letters = measure_sae(sae, readings, spelling, settings)
@@ -63,28 +61,23 @@ def evaluate_absorption_many(
                 f"{sae.device} with an SAE of {sae.d_sae} latents; lower words_at_once first, it changes no number"
             ) from None
         why_not, means = over_letters(letters, settings)
-        results.append(
-            AbsorptionResult(
-                model=model.name,
-                dtype=str(model.dtype).removeprefix("torch."),
-                layer=layer,
-                words=prompts.words,
-                left_out=prompts.left_out,
-                tail=prompts.tail,
-                usable_letters=sum(letter.usable for letter in letters),
-                not_evaluable=why_not,
-                fraction=means[0],
-                full=means[1],
-                splits=means[2],
-                main_f1=means[3],
-                letters=letters,
-                settings=settings,
-            )
+        yield AbsorptionResult(
+            model=model.name,
+            dtype=str(model.dtype).removeprefix("torch."),
+            layer=layer,
+            words=prompts.words,
+            left_out=prompts.left_out,
+            tail=prompts.tail,
+            usable_letters=sum(letter.usable for letter in letters),
+            not_evaluable=why_not,
+            fraction=means[0],
+            full=means[1],
+            splits=means[2],
+            main_f1=means[3],
+            letters=letters,
+            settings=settings,
         )
-        if finished is not None:
-            finished(number - 1, results[-1])
         tell(each * (1 + number))
-    return results
 
 
 def measure_sae(

@@ -1,6 +1,115 @@
-"""Automated interpretability: latents are explained, and the explanations tried on other windows of text."""
+"""Automated interpretability: latents are explained, and the explanations are tested on other windows of text."""
 
-from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp, evaluate_autointerp_many
-from sampled_sae.evals.autointerp.schema import AutointerpConfig, AutointerpResult, to_saebench
+from __future__ import annotations
 
-__all__ = ["AutointerpConfig", "AutointerpResult", "evaluate_autointerp", "evaluate_autointerp_many", "to_saebench"]
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sampled_sae.data.contexts import find_end_of_text
+from sampled_sae.evals import Contexts, Evaluation, Needs, Progress
+from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp_many
+from sampled_sae.evals.autointerp.schema import CONTEXT, AutointerpConfig, AutointerpResult, to_saebench
+from sampled_sae.evals.core.schema import special_tokens
+from sampled_sae.method.architectures import InferenceConfig
+from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.sae import SAE
+from sampled_sae.utils.cost import Cost, Workload
+from sampled_sae.utils.measures import Metric
+
+EMBEDDERS = {"minilm": 10_600_000}
+"""Weights of an embedder without its vocabulary; others are taken for mpnet."""
+MPNET = 85_000_000
+
+
+class Autointerp(Evaluation):
+    name = "autointerp"
+    title = "Interpretability"
+    note = "Means over latents; the explanations are in explanations.json beside the results."
+    config = AutointerpConfig
+    needs = Needs(text=True, extras={"sentence_transformers": "evals"}, saes_at_once=4)
+    order = 40
+    one_by_one = True
+    metrics = (
+        Metric(
+            "autointerp",
+            "Interpretability (detection)",
+            "Share of text windows that a judge classifies correctly from a latent's explanation, as in SAEBench; "
+            "answering none every time gives 0.714.",
+            "high",
+            ("detection", "mean"),
+            headline=True,
+            null=10 / 14,
+            brief="detection",
+        ),
+        Metric(
+            "autointerp_balanced",
+            "Interpretability (balanced)",
+            "Balanced accuracy of the judge on equal numbers of windows where the latent fires and where it does not; "
+            "guessing gives 0.5.",
+            "high",
+            ("balanced", "mean"),
+            null=0.5,
+            brief="balanced",
+        ),
+        Metric(
+            "autointerp_fuzzing",
+            "Interpretability (fuzzing)",
+            "Balanced accuracy of the judge at telling windows with the firing tokens marked from windows with other "
+            "tokens marked; guessing gives 0.5.",
+            "high",
+            ("fuzzing", "mean"),
+            null=0.5,
+            brief="fuzzing",
+        ),
+        Metric(
+            "autointerp_control",
+            "Interpretability (balanced), shuffled",
+            "The balanced score with explanations of other latents, a control that should be close to guessing.",
+            None,
+            ("control", "balanced", "mean"),
+            null=0.5,
+            brief="balanced, shuffled",
+        ),
+    )
+
+    def contexts(self, config: AutointerpConfig) -> Contexts:
+        return Contexts(config.tokens // CONTEXT, CONTEXT, heldout=False, all=False)
+
+    def settings_for(self, config: AutointerpConfig, sae: InferenceConfig, model: LanguageModel) -> AutointerpConfig:
+        """Without special tokens and training's first positions, unless the settings name others."""
+        known = {*special_tokens(model.tokenizer), find_end_of_text(model.tokenizer)}
+        skip_first = config.skip_first or int(sae.metadata.get("skip_first") or 0)
+        return replace(config, left_out=config.left_out or tuple(sorted(known)), skip_first=skip_first)
+
+    def run(
+        self,
+        saes: Sequence[SAE],
+        model: LanguageModel,
+        layer: int,
+        contexts: Tensor | None,
+        config: AutointerpConfig,
+        progress: Progress,
+    ) -> Iterator[AutointerpResult]:
+        assert contexts is not None
+        return evaluate_autointerp_many(saes, model, layer, contexts, config, progress)
+
+    def cost(self, config: AutointerpConfig, work: Workload) -> Cost:
+        """Two readings by the SAEs; some 35 windows of 21 tokens per latent are embedded."""
+        weights = EMBEDDERS.get(config.embedder or "", MPNET)
+        texts = 35 * (len(config.latents) or config.max_latents) * work.saes
+        embedded = 2 * weights * 30 * texts / (work.rate * work.speed.model) * (config.judge == "offline")
+        seconds = work.read(config.tokens) + work.encode(config.tokens, times=2) + embedded
+        return Cost(self.name, seconds, 2_000_000 * work.saes, 0)
+
+    def to_saebench(self, result: AutointerpResult, config: AutointerpConfig) -> dict[str, Any]:
+        return to_saebench(result, config)
+
+    def save_extras(self, result: AutointerpResult, folder: Path) -> None:
+        result.save_explanations(folder)
+
+
+evaluation = Autointerp()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -236,7 +236,8 @@ def evaluate_autointerp(
 ) -> AutointerpResult:
     """Explain and judge latents of an SAE of the residual stream after `layer` on contexts [n, L] of token ids."""
     ready = None if explanations is None else [explanations]
-    return evaluate_autointerp_many([sae], model, layer, contexts, settings, progress, ready)[0]
+    [result] = evaluate_autointerp_many([sae], model, layer, contexts, settings, progress, ready)
+    return result
 
 
 @torch.no_grad()
@@ -248,13 +249,12 @@ def evaluate_autointerp_many(
     settings: AutointerpConfig | None = None,
     progress: Callable[[int, int], None] | None = None,
     explanations: Sequence[Ready | None] | None = None,
-    finished: Callable[[int, AutointerpResult], None] | None = None,
-) -> list[AutointerpResult]:
-    """The same for several SAEs of one layer, in their order: the text is read for all of them together.
+) -> Iterator[AutointerpResult]:
+    """The same for several SAEs of one layer, in order, each as soon as it is measured: the text is read for all of
+    them together.
 
-    `explanations`: for each SAE those that are there already and are only to be judged; other latents are explained.
-    `progress(done, total)` counts contexts read, latents explained and latents judged. `finished` is given each SAE's
-    number and result as soon as it is there.
+    `explanations`: for each SAE those that exist already and are only judged; other latents are explained.
+    `progress(done, total)` counts contexts read, latents explained and latents judged.
     """
     settings = settings or AutointerpConfig()
     layer = model.check_layer(layer)
@@ -283,18 +283,14 @@ def evaluate_autointerp_many(
         ) from None
     high = streams.high_norm
     del streams
-    results = []
     for number, firings in enumerate(found):
         ready = (explanations[number] if explanations else None) or {}
         book = Book(firings, contexts, settings)
         book.explain(workers, ready, steps)
         book.judge(workers, steps)
         count = None if alive is None else alive[number]
-        results.append(book.result(layer, int(counted.sum()) - high, high, count, workers, bool(ready)))
-        if finished is not None:
-            finished(number, results[-1])
+        yield book.result(layer, int(counted.sum()) - high, high, count, workers, bool(ready))
     steps.finish()
-    return results
 
 
 def _choose(

@@ -44,6 +44,8 @@ class Trial(NamedTuple):
 
 
 Means = Literal["chat", "offline"]
+CONTEXT = 128
+"""Tokens per context that autointerp reads, as in SAEBench."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class AutointerpConfig:
     """The endpoint, where either of them is a chat model."""
     embedder: str | None = None
     """Sentence embeddings of the offline judge: a hub name, a folder, or minilm; none is all-mpnet-base-v2."""
+    tokens: int = 2_000_000
+    """Tokens of text that are read, in contexts of 128."""
     max_latents: int = 1000
     """Latents that are explained, drawn from those alive; each costs the chat model's calls."""
     latents: tuple[int, ...] = ()
@@ -113,8 +117,9 @@ class AutointerpConfig:
         positive = ("max_latents", "buffer", "shown_top", "scored_top", "contexts_at_once", "tokens_at_once")
         others = ("dead_below", "skip_first", "shown_weighted", "scored_weighted", "scored_random", "resamples")
         halves = ("balanced_each", "fuzzing_each")
-        whole_numbers(self, *positive, *others, *halves, "seed")
+        whole_numbers(self, "tokens", *positive, *others, *halves, "seed")
         numbers(self, "mark_above", "keep_gib", "level", "norm_factor")
+        require(self.tokens >= CONTEXT, "tokens", self.tokens, f"must be at least {CONTEXT}")
         for name in positive:
             require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
         for name in others:

@@ -52,7 +52,7 @@ def survey(model: LanguageModel, layer: int, contexts: Tensor, settings: CoreCon
     norms = torch.zeros(contexts.shape)
     batches = -(-len(contexts) // settings.legacy_batch)
     total = torch.zeros(batches, model.width, dtype=torch.float64, device=model.device)
-    for rows in chunks(torch.arange(len(contexts)), settings.contexts_at_once):
+    for rows in chunks(torch.arange(len(contexts)), settings.at_once):
         stream = model.activations(contexts[rows], [layer])[layer].double()
         norms[rows] = stream.norm(dim=2).float().cpu()
         _add_sums(total, stream, measured[rows], rows // settings.legacy_batch)
@@ -69,7 +69,7 @@ def survey(model: LanguageModel, layer: int, contexts: Tensor, settings: CoreCon
     del norms
     ordinary = total.clone()
     # The rest has nothing to subtract.
-    for rows in chunks((measured & ~normal).any(1).nonzero().squeeze(1), settings.contexts_at_once):
+    for rows in chunks((measured & ~normal).any(1).nonzero().squeeze(1), settings.at_once):
         stream = model.activations(contexts[rows], [layer])[layer].double()
         _add_sums(ordinary, -stream, (measured & ~normal)[rows], rows // settings.legacy_batch)
     batch = settings.legacy_batch
@@ -137,8 +137,8 @@ def evaluate_core_many(
         return _measure(runs, model, layer, contexts, settings, progress or (lambda done, total: None))
     except torch.cuda.OutOfMemoryError:
         raise UserError(
-            f"contexts_at_once = {settings.contexts_at_once}, tokens_at_once = {settings.tokens_at_once}, "
-            f"cut_batch = {settings.cut_batch}: out of GPU memory; lower them"
+            f"contexts_at_once = {settings.at_once}, tokens_at_once = {settings.tokens_at_once}, "
+            f"cut_batch = {settings.batch}: out of GPU memory; lower them"
         ) from None
 
 
@@ -150,7 +150,7 @@ class _Run:
         self.sae, self.settings = sae, settings
         self.firing, self.firing_measured = Firing(sae, n), Firing(sae, n)
         self.measured, self.normal, self.loss = _Sums(n), _Sums(n), _Sums(n)
-        self.cut = None if config is None else TrainedCut(sae, config, n, settings.cut_batch, settings.seed)
+        self.cut = None if config is None else TrainedCut(sae, config, n, settings.batch, settings.seed)
 
     def add(self, rows: Tensor, reading: Reading, found: Survey) -> Tensor:
         """Measure the contexts of these rows [c]; returns their reconstruction [c, L, d]."""
@@ -225,9 +225,9 @@ def _measure(
     reconstructed, ablated = _places(found, settings)
     ablations = {"zero": torch.zeros_like(found.means.overall), "mean": _mean_put_in(found, settings)}
     shared = _Sums(len(contexts))
-    mixed = MixedBatches(settings.cut_batch, settings.seed)
+    mixed = MixedBatches(settings.batch, settings.seed)
     cuts = [run.cut for run in runs if run.cut]
-    for rows in chunks(torch.arange(len(contexts)), settings.contexts_at_once):
+    for rows in chunks(torch.arange(len(contexts)), settings.at_once):
         reading = losses.read(model, layer, contexts[rows], found.measured[rows], settings.loss)
         if settings.loss:
             shared.put(rows, losses.model_sums(reading))
@@ -249,7 +249,7 @@ def _measure(
 def _places(found: Survey, settings: CoreConfig) -> tuple[Tensor, Tensor]:
     """Where the reconstruction and where the ablations replace the residual stream, [n, L] bool each."""
     everywhere = torch.ones_like(found.measured)
-    match settings.put_in:
+    match settings.put_in or "saebench":
         case "saebench":
             return found.measured, everywhere
         case "measured":

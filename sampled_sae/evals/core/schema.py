@@ -25,7 +25,7 @@ class CoreConfig:
     them, neither reconstruction nor firing nor the loss of what is predicted at them. All other positions are the
     measured ones. What the model gets to see at left-out positions is up to `put_in`:
 
-    - saebench (the default): they keep the residual stream when the reconstruction is put in, while the ablations
+    - saebench: they keep the residual stream when the reconstruction is put in, while the ablations
       replace every position. This is what SAEBench does with special tokens left out;
     - measured: they keep the residual stream in the ablations too, so that like is compared with like;
     - normal: so do the high-norm tokens, for SAEs that were trained without them;
@@ -34,6 +34,10 @@ class CoreConfig:
     With nothing left out, saebench, measured and everywhere are the same.
     """
 
+    contexts: int | None = None
+    """Contexts that are read; None: 64, or fewer if fewer were held out from training on the same text."""
+    context: int | None = None
+    """Tokens per context; None: as in training."""
     skip_first: int = 0
     """Positions at the start of each context that are left out."""
     left_out: tuple[int, ...] = ()
@@ -42,18 +46,19 @@ class CoreConfig:
     """Tokens whose norm is above so many times the median of the measured ones are high-norm tokens."""
     norm_limit: float | None = None
     """The same as a norm, such as the one that training left tokens out by; it counts instead of `norm_factor`."""
-    put_in: PutIn = "saebench"
-    """Positions at which the reconstruction and the ablations replace the residual stream."""
+    put_in: PutIn | None = None
+    """Positions at which the reconstruction and the ablations replace the residual stream; None: normal for SAEs that
+    were trained without high-norm tokens, saebench for others."""
     loss: bool = True
     """Whether to measure cross-entropy and KL divergence, which take a pass through the whole model for each SAE."""
     trained_on_high_norm: bool = False
     """Whether training's own cut sees the high-norm tokens; they may take a large part of its budget."""
-    cut_batch: int = 4096
-    """Tokens that share one pool and one cut when training's own cut is measured."""
+    cut_batch: int | None = None
+    """Tokens that share one pool and one cut with the training-time selection; None: training's batch, or 4096."""
     legacy_batch: int = 16
     """Contexts whose mean the legacy explained variance subtracts; its value depends on it."""
-    contexts_at_once: int = 4
-    """Contexts in one pass through the model; results are the same whatever it is."""
+    contexts_at_once: int | None = None
+    """Contexts in one pass through the model, without effect on the results; None: 16 on a GPU, 4 elsewhere."""
     tokens_at_once: int = 2048
     """Tokens that an SAE encodes at once; results are the same whatever it is."""
     resamples: int = 1000
@@ -64,11 +69,12 @@ class CoreConfig:
     """Seed of the bootstrap, and of mixing and sampled pools in training's own cut."""
 
     def __post_init__(self) -> None:
-        sizes = ("cut_batch", "legacy_batch", "contexts_at_once", "tokens_at_once")
+        sizes = ("cut_batch", "legacy_batch", "contexts_at_once", "tokens_at_once", "contexts", "context")
         whole_numbers(self, "skip_first", "resamples", "seed", *sizes)
         numbers(self, "norm_factor", "level")
         for name in sizes:
-            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+            if getattr(self, name) is not None:
+                require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
         for name in ("skip_first", "resamples"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         for name in ("loss", "trained_on_high_norm"):
@@ -76,13 +82,24 @@ class CoreConfig:
         require(self.norm_factor >= 1, "norm_factor", self.norm_factor, "must be at least 1 (inf for no high norms)")
         limit = self.norm_limit
         require(limit is None or limit > 0, "norm_limit", limit, "must be positive, or none")
-        require(self.put_in in get_args(PutIn), "put_in", self.put_in, f"must be one of {', '.join(get_args(PutIn))}")
+        known = (None, *get_args(PutIn))
+        require(self.put_in in known, "put_in", self.put_in, f"must be one of {', '.join(get_args(PutIn))}")
         require(0 < self.level < 1, "level", self.level, "must be a share between 0 and 1")
         require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit into 64 bits")
         try:
             object.__setattr__(self, "left_out", tuple(operator.index(token) for token in self.left_out))
         except TypeError:
             raise UserError(f"left_out = {self.left_out!r}: must be token ids, whole numbers") from None
+
+    @property
+    def batch(self) -> int:
+        """Tokens that share one cut."""
+        return self.cut_batch or 4096
+
+    @property
+    def at_once(self) -> int:
+        """Contexts in one pass."""
+        return self.contexts_at_once or 4
 
 
 def special_tokens(tokenizer: Any) -> tuple[int, ...]:
@@ -129,7 +146,7 @@ def to_saebench(result: CoreResult, settings: CoreConfig) -> dict[str, Any]:
     unless reconstruction and ablations were put in where SAEBench puts them.
     """
     all_, density = result.measured, result.density_measured
-    loss = result.loss if settings.put_in == "saebench" else None
+    loss = result.loss if settings.put_in in (None, "saebench") else None
 
     def value(estimate: Estimate | None) -> float | None:
         return None if estimate is None else estimate.value
@@ -137,11 +154,11 @@ def to_saebench(result: CoreResult, settings: CoreConfig) -> dict[str, Any]:
     return {
         "eval_type_id": "core",
         "eval_config": {
-            "batch_size_prompts": settings.contexts_at_once,
+            "batch_size_prompts": settings.at_once,
             "compute_kl": loss is not None,
             "compute_ce_loss": loss is not None,
             "exclude_special_tokens_from_reconstruction": bool(settings.left_out),
-            "put_in": settings.put_in,
+            "put_in": settings.put_in or "saebench",
         },
         "eval_id": None,
         "datetime_epoch_millis": None,

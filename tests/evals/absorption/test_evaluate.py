@@ -158,17 +158,17 @@ def test_an_sae_of_another_width_or_layer():
     wide, elsewhere = SAE(InferenceConfig(WIDTH + 1, 4)), letter_sae()
     elsewhere.cfg.metadata["layer"] = 0
     with pytest.raises(UserError, match=f"sae has width {WIDTH + 1}: must be {WIDTH}"):
-        evaluate_absorption_many([wide], speller(), 1, QUICK)
+        list(evaluate_absorption_many([wide], speller(), 1, QUICK))
     with pytest.raises(UserError, match=r"layer = 1: saes\[1\] was trained on layer 0"):
-        evaluate_absorption_many([letter_sae(), elsewhere], speller(), 1, QUICK)
+        list(evaluate_absorption_many([letter_sae(), elsewhere], speller(), 1, QUICK))
     del elsewhere.cfg.metadata["layer"]
     elsewhere.cfg.metadata["hook_name"] = "blocks.0.hook_resid_post"
     with pytest.raises(UserError, match=r"layer = 1: sae was trained on blocks\.0\.hook_resid_post"):
-        evaluate_absorption_many([elsewhere], speller(), 1, QUICK)
+        list(evaluate_absorption_many([elsewhere], speller(), 1, QUICK))
     with pytest.raises(UserError, match="layer = 2: speller has 2 layers"):
-        evaluate_absorption_many([letter_sae()], speller(), 2, QUICK)
+        list(evaluate_absorption_many([letter_sae()], speller(), 2, QUICK))
     with pytest.raises(UserError, match=r"saes = \[\]"):
-        evaluate_absorption_many([], speller(), 1, QUICK)
+        list(evaluate_absorption_many([], speller(), 1, QUICK))
 
 
 # ---- what is given out -------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_an_sae_of_another_width_or_layer():
 def test_progress_goes_up_to_the_end():
     told = []
     config = replace(QUICK, probe_epochs=1, max_words=300)
-    evaluate_absorption_many([letter_sae()] * 2, speller(), 0, config, lambda *seen: told.append(seen))
+    list(evaluate_absorption_many([letter_sae()] * 2, speller(), 0, config, lambda *seen: told.append(seen)))
     done, totals = zip(*told, strict=True)
     assert set(totals) == {3 * (300 + 60)}
     assert list(done) == sorted(done)

@@ -82,4 +82,4 @@ def letter_sae(absorbing: bool = True) -> SAE:
 
 @cache
 def results() -> list:
-    return evaluate_absorption_many([letter_sae(), letter_sae(absorbing=False)], speller(), 1, QUICK)
+    return list(evaluate_absorption_many([letter_sae(), letter_sae(absorbing=False)], speller(), 1, QUICK))

@@ -294,13 +294,13 @@ def test_bad_input(tmp_path):
     settings = chat("http://127.0.0.1:9/v1", tmp_path)
     given = (word_model(), 0, word_contexts())
     with pytest.raises(UserError, match=r"saes = \[\]"):
-        evaluate_autointerp_many([], *given, settings)
+        list(evaluate_autointerp_many([], *given, settings))
     with pytest.raises(UserError, match=r"saes\[1\] has width 3: must be 64, the width of words"):
-        evaluate_autointerp_many([word_sae(), SAE(InferenceConfig(3, 9))], *given, settings)
+        list(evaluate_autointerp_many([word_sae(), SAE(InferenceConfig(3, 9))], *given, settings))
     with pytest.raises(UserError, match="latents = 6: the SAE has 5 latents, 0 to 4"):
-        evaluate_autointerp_many([SAE(InferenceConfig(64, 5))], *given, settings)
+        list(evaluate_autointerp_many([SAE(InferenceConfig(64, 5))], *given, settings))
     with pytest.raises(UserError, match="explanations are for 2 SAEs: must be for 1"):
-        evaluate_autointerp_many([word_sae()], *given, settings, explanations=[{}, {}])
+        list(evaluate_autointerp_many([word_sae()], *given, settings, explanations=[{}, {}]))
     with pytest.raises(UserError, match=r"contexts are torch.float32 of shape \(2, 3\): must be token ids"):
         evaluate_autointerp(word_sae(), word_model(), 0, torch.zeros(2, 3), settings)
     with pytest.raises(UserError, match="buffer = 5: a window has 11 tokens, but a context only 9"):
