@@ -157,7 +157,11 @@ def _is_saved(sae: SAE, folder: Path) -> bool:
         saved = SAE.load(folder).state_dict()
     except UserError:
         return False
-    return all(torch.equal(tensor.cpu(), saved[name]) for name, tensor in sae.state_dict().items() if name in saved)
+    own = {name: tensor.cpu() for name, tensor in sae.state_dict().items()}
+    # A threshold that is not known is nan.
+    return own.keys() == saved.keys() and all(
+        torch.equal(own[name].nan_to_num(), saved[name].nan_to_num()) for name in own
+    )
 
 
 class Session:
