@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-
-class Rate(NamedTuple):
-    """Adam's numbers at one step."""
-
-    now: Tensor
-    """[3]: learning rate over the mean's bias correction, root of the square's, and the gradient's clipping."""
-    beta1: float
-    beta2: float
-    eps: float
+from sampled_sae.kernels.encoder import padded_copy
+from sampled_sae.kernels.sparse import Rows
+from sampled_sae.method.config import OptimizerConfig
+from sampled_sae.method.parameters import Parameters
 
 
 @triton.jit
@@ -61,20 +55,74 @@ def _adam_vector(w_at, mean, square, G, now, beta1, beta2, eps, n, BLOCK: tl.con
     tl.store(square + at, s, mask=inside)
 
 
-def adam_rows_(
-    W: Tensor, mean: Tensor, square: Tensor, copy: Tensor, G: Tensor, slot: Tensor, rate: Rate, unit: bool
-) -> None:
-    """Move W [m, d] by the gradient rows G [rows, d], where `slot` [m] says which row is whose (-1: zero).
+class FusedAdam:
+    """Adam over an SAE's four tensors, with the 16-bit copies of both matrices that the products read.
 
-    With `unit`, the gradient's part along W's unit rows is taken out before, and rows
-    are scaled to norm 1 after. `copy` [m, stride] gets the new weights in its own type.
+    `set_rate` runs before each update and outside of a recorded graph; `update` may be recorded, because everything
+    that changes from step to step is in `rate`, on the device.
     """
-    m, d = W.shape
-    block = triton.next_power_of_2(d)
-    warps = 4 if block <= 2048 else 8
-    _adam_rows[(m,)](W, mean, square, copy, G, slot, *rate, d, copy.shape[1], UNIT=unit, BLOCK=block, num_warps=warps)
 
+    def __init__(self, weights: Parameters, config: OptimizerConfig):
+        self.weights, self.config = weights, config
+        self.moments = [(torch.zeros_like(w), torch.zeros_like(w)) for w in weights]
+        self.W_enc, self.W_dec = (padded_copy(W, torch.bfloat16) for W in (weights.W_enc, weights.W_dec))
+        self.updates = 0
+        self.rate = torch.ones(3, device=weights.b_dec.device)
+        """[3]: learning rate over the mean's bias correction, root of the square's, and the gradient's clipping."""
 
-def adam_vector_(w: Tensor, mean: Tensor, square: Tensor, G: Tensor, rate: Rate) -> None:
-    """Move the vector w [n] by the gradient G [n]."""
-    _adam_vector[(triton.cdiv(len(w), 1024),)](w, mean, square, G, *rate, len(w), BLOCK=1024)
+    def set_rate(self, lr: float) -> None:
+        """Count one more update, at learning rate `lr`."""
+        self.updates += 1
+        self.rate[0].fill_(lr / (1 - self.config.beta1**self.updates))
+        self.rate[1].fill_((1 - self.config.beta2**self.updates) ** 0.5)
+
+    def update(self, rows: Rows, b_dec: Tensor) -> Tensor:
+        """Gradient rows of both matrices and of b_enc, gradient of b_dec [d] -> gradient norm before clipping."""
+        norm = (rows.energy + b_dec.square().sum()).clamp_min(0).sqrt()
+        self.rate[2].copy_((self.config.clip / (norm + 1e-6)).clamp(max=1.0))
+        W_enc, b_enc, W_dec, of_b_dec = self.moments
+        self._rows(self.weights.W_enc, *W_enc, self.W_enc, rows.W_enc, rows.slot, unit=False)
+        self._rows(self.weights.W_dec, *W_dec, self.W_dec, rows.W_dec, rows.slot, unit=True)
+        self._vector(self.weights.b_enc, *b_enc, rows.b_enc)
+        self._vector(self.weights.b_dec, *of_b_dec, b_dec)
+        return norm
+
+    def _numbers(self) -> tuple[Tensor, float, float, float]:
+        return self.rate, self.config.beta1, self.config.beta2, self.config.eps
+
+    def _rows(self, W: Tensor, mean: Tensor, square: Tensor, copy: Tensor, G: Tensor, slot: Tensor, unit: bool) -> None:
+        """Update W [m, d] by the gradient rows G [rows, d]; `slot` [m] is each latent's row (-1: zero gradient).
+
+        With `unit`, the gradient's part along W's unit rows is removed before, and rows are scaled to norm 1 after.
+        `copy` [m, stride] gets the new weights in its own type.
+        """
+        m, d = W.shape
+        block = triton.next_power_of_2(d)
+        _adam_rows[(m,)](
+            W, mean, square, copy, G, slot, *self._numbers(), d, copy.shape[1],
+            UNIT=unit, BLOCK=block, num_warps=4 if block <= 2048 else 8,
+        )  # fmt: skip
+
+    def _vector(self, w: Tensor, mean: Tensor, square: Tensor, G: Tensor) -> None:
+        """Update the vector w [n] by the gradient G [n]."""
+        _adam_vector[(triton.cdiv(len(w), 1024),)](w, mean, square, G, *self._numbers(), len(w), BLOCK=1024)
+
+    def state(self) -> dict[str, Tensor]:
+        """Adam's moments and step count, with the names of `training.optimizer`; empty before the first step."""
+        if not self.updates:
+            return {}
+        named: dict[str, Tensor] = {}
+        for name, (mean, square) in zip(Parameters._fields, self.moments, strict=True):
+            parts = {"step": torch.tensor(float(self.updates)), "exp_avg": mean, "exp_avg_sq": square}
+            named |= {f"{name}.{key}": value for key, value in parts.items()}
+        return named
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Inverse of `state`, called after the weights are loaded."""
+        for copy, W in ((self.W_enc, self.weights.W_enc), (self.W_dec, self.weights.W_dec)):
+            copy[:, : W.shape[1]] = W
+        if state:
+            self.updates = int(state["W_enc.step"])
+            for name, (mean, square) in zip(Parameters._fields, self.moments, strict=True):
+                mean.copy_(state[f"{name}.exp_avg"])
+                square.copy_(state[f"{name}.exp_avg_sq"])

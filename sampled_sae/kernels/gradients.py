@@ -12,7 +12,9 @@ from torch import Tensor
 from sampled_sae.kernels.encoder import encode_some, padded, product, rows_of
 from sampled_sae.kernels.select import Kept, cut_into_blocks, cut_rows
 from sampled_sae.kernels.sparse import Groups, Rows, decode_error, gradient_rows, value_gradient
+from sampled_sae.method.config import AuxKConfig
 from sampled_sae.method.parameters import Parameters
+from sampled_sae.method.selection import Outcome
 
 ROWS, AT_ONCE, BLOCK, WARPS = 32, 4, 256, 1
 
@@ -138,6 +140,20 @@ class Copies(NamedTuple):
     """[m, stride]."""
 
 
+class RowGradients(NamedTuple):
+    """Gradients of all four tensors; of the matrices only the rows that have one."""
+
+    rows: Rows
+    b_dec: Tensor
+
+    def full(self) -> Parameters:
+        """With all rows: for tests."""
+        there = (self.rows.slot >= 0)[:, None]
+        row = self.rows.slot.clamp_min(0).long()
+        W_enc, W_dec = (torch.where(there, G[row], 0) for G in (self.rows.W_enc, self.rows.W_dec))
+        return Parameters(W_enc, self.rows.b_enc, W_dec, self.b_dec)
+
+
 class Pass(NamedTuple):
     """One pass backward."""
 
@@ -149,7 +165,28 @@ class Pass(NamedTuple):
     """[d]."""
 
 
-def sparse_pass(x: Tensor, weights: Parameters, copies: Copies, codes: SparseCodes) -> Pass:
+def loss_and_gradients(
+    x: Tensor,
+    weights: Parameters,
+    copies: Copies,
+    codes: SparseCodes | PoolCodes,
+    dead: Tensor | None,
+    auxk: AuxKConfig,
+) -> Outcome:
+    """x [B, d], its codes, dead latents [n] (m: an empty slot) -> loss and gradients, as `RowGradients`."""
+    done = (
+        _sparse_pass(x, weights, copies, codes)
+        if isinstance(codes, SparseCodes)
+        else _pool_pass(x, weights, copies, codes)
+    )
+    auxiliary = torch.zeros((), device=x.device)
+    if dead is not None:
+        done, auxiliary = _with_auxk(done, x, weights, copies, dead, auxk)
+    loss = done.squared_error / len(x) + auxk.alpha * auxiliary
+    return Outcome(RowGradients(done.rows, done.on_b_dec), loss, done.squared_error, auxiliary)
+
+
+def _sparse_pass(x: Tensor, weights: Parameters, copies: Copies, codes: SparseCodes) -> Pass:
     """x [B, d] and its codes -> gradients, without those of AuxK."""
     d = x.shape[1]
     out, energy = decode_error(x, weights.b_dec, copies.W_dec, codes.latent, codes.kept, -2 / len(x))
@@ -159,7 +196,7 @@ def sparse_pass(x: Tensor, weights: Parameters, copies: Copies, codes: SparseCod
     return Pass(rows, out, energy, out.sum(0, dtype=torch.float32)[:d] - through_encoder)
 
 
-def pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes) -> Pass:
+def _pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes) -> Pass:
     """The same for a small pool: products over all its B x P values, kept or not."""
     d, m = x.shape[1], len(weights.b_enc)
     latents = padded(codes.columns, m)
@@ -173,22 +210,23 @@ def pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes) 
     return _with_rows(done, out, codes.f, weights, copies, latents, first=0)
 
 
-def with_auxk(
-    done: Pass, x: Tensor, weights: Parameters, copies: Copies, dead: Tensor, alpha: float, k_aux: int
+def _with_auxk(
+    done: Pass, x: Tensor, weights: Parameters, copies: Copies, dead: Tensor, auxk: AuxKConfig
 ) -> tuple[Pass, Tensor]:
-    """Add AuxK's gradients; only the dead latents [n] are encoded (m stands for nobody). Returns its loss too.
+    """Add AuxK's gradients; only the dead latents [n] are encoded (m: an empty slot). Returns its loss too.
 
     A dead latent did not fire on this batch, so it has no gradient yet: its rows are put, not added.
     """
     d, m = x.shape[1], len(weights.b_enc)
+    k = auxk.latents(d)
     f = encode_some(copies.x, copies.W_enc, weights.b_enc.to(copies.x.dtype), dead)
-    cut_rows(cut_into_blocks(f, k_aux), k_aux, dense=True)
+    cut_rows(cut_into_blocks(f, k), k, dense=True)
     error = done.out[:, :d].float() * (-len(x) / 2)
     left = error - product(f, rows_of(copies.W_dec, dead))[:, :d]
     variance = (error - error.mean(0)).square().sum()
     share = torch.where(variance > 0, 1 / variance, 0)  # nothing to explain counts as 0
     out = torch.zeros_like(copies.x)
-    out[:, :d] = left * (-2 * alpha * share)
+    out[:, :d] = left * (-2 * auxk.alpha * share)
     rows, first = done.rows, -1
     if len(rows.W_enc) < m:  # a small pool's rows: the dead come behind them
         first = len(rows.W_enc)

@@ -1,64 +1,47 @@
-"""One SAE's step on a GPU: as `plain.PlainPath`, with weights in float32 and products in bfloat16."""
+"""One SAE's step on a GPU: the step path of `training.step`, with weights in float32 and products in bfloat16."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sampled_sae.kernels.adam import Rate, adam_rows_, adam_vector_
-from sampled_sae.kernels.encoder import FROM_STATISTICS, FastEncoder, padded_copy
-from sampled_sae.kernels.gradients import Copies, PoolCodes, SparseCodes, counts, pool_pass, sparse_pass, with_auxk
+from sampled_sae.kernels.adam import FusedAdam
+from sampled_sae.kernels.encoder import FROM_STATISTICS, FastEncoder
+from sampled_sae.kernels.gradients import Copies, PoolCodes, SparseCodes, counts, loss_and_gradients
 from sampled_sae.kernels.graphs import Recorder
 from sampled_sae.kernels.select import cut_batch, cut_into_blocks, cut_rows
-from sampled_sae.kernels.sparse import Rows, group_by_latent
+from sampled_sae.kernels.sparse import group_by_latent
 from sampled_sae.method.config import Annealed, SAEConfig
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.pools import candidates, group_at, size_at
 from sampled_sae.method.scores import get_score
-from sampled_sae.method.selection import Selection
-from sampled_sae.training.step import Moved, Outcome
+from sampled_sae.method.selection import Moved, Outcome, Selection
 
 DENSE_BELOW = 128
 """Pools of up to so many times K latents are multiplied whole: cheaper there than going from value to value."""
 
 
-class RowGradients(NamedTuple):
-    """Gradients of all four tensors, of the matrices only the rows that have one."""
-
-    rows: Rows
-    b_dec: Tensor
-
-    def full(self) -> Parameters:
-        """With all rows: for tests."""
-        there = (self.rows.slot >= 0)[:, None]
-        row = self.rows.slot.clamp_min(0).long()
-        W_enc, W_dec = (torch.where(there, G[row], 0) for G in (self.rows.W_enc, self.rows.W_dec))
-        return Parameters(W_enc, self.rows.b_enc, W_dec, self.b_dec)
-
-
 class FastPath:
-    """How a learner encodes and cuts a batch, gets gradients and moves its weights."""
+    """A training step in Triton kernels, recorded as two CUDA graphs."""
 
     name = "fast"
 
     def __init__(self, weights: Parameters, config: SAEConfig, steps: int, generator: torch.Generator):
         self.weights, self.config, self.steps, self.generator = weights, config, steps, generator
-        self.k_aux = config.auxk.k or max(1, len(weights.b_dec) // 2)
-        self.moments = [(torch.zeros_like(w), torch.zeros_like(w)) for w in weights]
-        self.updates = 0
+        self.optimizer = FusedAdam(weights, config.optimizer)
+        self.state, self.load_state = self.optimizer.state, self.optimizer.load_state
         self.recorder = Recorder(weights.b_dec.device, generator)
-        self.rate = torch.ones(3, device=weights.b_dec.device)
         self.key: tuple[int, ...] | None = None
-        self.x = weights.b_dec  # `select` copies each batch to the same place
-        self.W_enc, self.W_dec = (padded_copy(W, torch.bfloat16) for W in (weights.W_enc, weights.W_dec))
+        # What the recorded halves read stays at one address: the batch, the last cuts, the dead latents.
+        self.x = weights.b_dec
         self.cuts: dict[int, Tensor] = {}
         self.dead: dict[int, Tensor] = {}
 
     def select(self, x: Tensor, step: int, pool: Tensor) -> Selection:
-        """x [B, d], the last pool [m] -> what is kept of the batch."""
+        """x [batch, d_in] and the last pool [d_sae] -> the kept activations."""
         if self.x.shape != x.shape:
             self.x = torch.empty_like(x)
         self.x.copy_(x)
@@ -87,7 +70,7 @@ class FastPath:
 
     def _select(self, step: int, pool: Tensor) -> Selection:
         config, m = self.config, self.config.d_sae
-        encoder = FastEncoder(self.x, self.weights, self.W_enc)
+        encoder = FastEncoder(self.x, self.weights, self.optimizer.W_enc)
         found = candidates(encoder, config, step, self.steps, self.generator, kept=pool)
         size = len(found.pool) if found.columns is None else len(found.columns)
         dense = size <= DENSE_BELOW * config.k and found.columns is not None
@@ -113,19 +96,16 @@ class FastPath:
         fired = sparse.groups.stop > sparse.groups.start
         return Selection(found.pool, fired, cut.smallest, lambda: int((latent < m).sum()), sparse)
 
-    def move(self, x: Tensor, selection: Selection, dead: Tensor | None, lr: float) -> Moved:
-        """What was kept of the batch that was last selected from, the dead latents [n_dead] -> one update."""
-        self.updates += 1
-        settings = self.config.optimizer
-        self.rate[0].fill_(lr / (1 - settings.beta1**self.updates))
-        self.rate[1].fill_((1 - settings.beta2**self.updates) ** 0.5)
-        dead = None if dead is None else self._with_nobody(dead)
+    def update(self, selection: Selection, dead: Tensor | None, lr: float) -> Moved:
+        """Kept activations and dead latents [n_dead] -> one update of the weights."""
+        self.optimizer.set_rate(lr)
+        dead = None if dead is None else self._in_slots(dead)
         key = None if self.key is None else (*self.key, 0 if dead is None else len(dead))
         with self._here():
-            return self.recorder.run("move", key, lambda: self._move(selection, dead))
+            return self.recorder.run("update", key, lambda: self._update(selection, dead))
 
-    def _with_nobody(self, dead: Tensor) -> Tensor:
-        """The dead latents [n_dead], always in the same place, filled up with m to one of 16 lengths."""
+    def _in_slots(self, dead: Tensor) -> Tensor:
+        """Dead latents [n_dead] -> the same at a fixed address, padded with m to one of 16 lengths."""
         m = self.config.d_sae
         step = max(16, -(-m // 256) * 16)
         size = -(-len(dead) // step) * step
@@ -136,54 +116,15 @@ class FastPath:
         slots[: len(dead)].copy_(dead)
         return slots
 
-    def _move(self, selection: Selection, dead: Tensor | None) -> Moved:
+    def _update(self, selection: Selection, dead: Tensor | None) -> Moved:
         outcome = self.gradients(selection, dead)
-        return Moved(outcome.loss, outcome.error, outcome.auxk, self.update(outcome))
+        norm = self.optimizer.update(*outcome.gradients)
+        return Moved(outcome.loss, outcome.error, outcome.auxk, norm)
 
     def gradients(self, selection: Selection, dead: Tensor | None) -> Outcome:
-        """What was kept of the batch, the dead latents [n] (m: nobody) -> loss and gradients."""
-        x, alpha = self.x, self.config.auxk.alpha
-        copies = Copies(selection.codes.x16, self.W_enc, self.W_dec)
-        backward = sparse_pass if isinstance(selection.codes, SparseCodes) else pool_pass
-        done = backward(x, self.weights, copies, selection.codes)
-        auxk = torch.zeros((), device=x.device)
-        if dead is not None:
-            done, auxk = with_auxk(done, x, self.weights, copies, dead, alpha, self.k_aux)
-        loss = done.squared_error / len(x) + alpha * auxk
-        return Outcome(RowGradients(done.rows, done.on_b_dec), loss, done.squared_error, auxk)
-
-    def update(self, outcome: Outcome) -> Tensor:
-        """Move the weights at the rate that is set; returns the gradient's norm before clipping."""
-        (rows, b_dec), settings = outcome.gradients, self.config.optimizer
-        norm = (rows.energy + b_dec.square().sum()).clamp_min(0).sqrt()
-        self.rate[2].copy_((settings.clip / (norm + 1e-6)).clamp(max=1.0))
-        rate = Rate(self.rate, settings.beta1, settings.beta2, settings.eps)
-        W_enc, in_b_enc, W_dec, in_b_dec = self.moments
-        adam_rows_(self.weights.W_enc, *W_enc, self.W_enc, rows.W_enc, rows.slot, rate, unit=False)
-        adam_rows_(self.weights.W_dec, *W_dec, self.W_dec, rows.W_dec, rows.slot, rate, unit=True)
-        adam_vector_(self.weights.b_enc, *in_b_enc, rows.b_enc, rate)
-        adam_vector_(self.weights.b_dec, *in_b_dec, b_dec, rate)
-        return norm
-
-    def state(self) -> dict[str, Tensor]:
-        """Adam's moments and step count, named as the plain path names them; empty before the first step."""
-        if not self.updates:
-            return {}
-        named: dict[str, Tensor] = {}
-        for name, (mean, square) in zip(Parameters._fields, self.moments, strict=True):
-            parts = {"step": torch.tensor(float(self.updates)), "exp_avg": mean, "exp_avg_sq": square}
-            named |= {f"{name}.{key}": value for key, value in parts.items()}
-        return named
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """The inverse of `state`, once the weights themselves are loaded."""
-        for copy, W in ((self.W_enc, self.weights.W_enc), (self.W_dec, self.weights.W_dec)):
-            copy[:, : W.shape[1]] = W
-        if state:
-            self.updates = int(state["W_enc.step"])
-            for name, (mean, square) in zip(Parameters._fields, self.moments, strict=True):
-                mean.copy_(state[f"{name}.exp_avg"])
-                square.copy_(state[f"{name}.exp_avg_sq"])
+        """Kept activations and dead latents [n] (m: an empty slot) -> loss and gradients on the last batch."""
+        copies = Copies(selection.codes.x16, self.optimizer.W_enc, self.optimizer.W_dec)
+        return loss_and_gradients(self.x, self.weights, copies, selection.codes, dead, self.config.auxk)
 
 
 def _whose(columns: Tensor, width: int, m: int) -> Tensor:

@@ -242,9 +242,10 @@ class Cut(NamedTuple):
     """[groups] int32: the smallest kept value of each group, BINS if there is none."""
 
     def smallest(self) -> Tensor:
-        """The smallest kept value of all; 0 if there is none."""
-        bits = self.lowest.min()
-        return torch.where(bits < BINS, (bits << 16).view(torch.float32), 0)
+        """Smallest kept value of each group, averaged over the groups that have one; 0 if none has."""
+        there = self.lowest < BINS
+        values = torch.where(there, (self.lowest << 16).view(torch.float32), 0)
+        return values[0] if len(values) == 1 else values.sum() / there.sum().clamp_min(1)
 
 
 def cut_batch(blocks: Blocks, keep: int, group: int, last: Tensor | None, dense: bool) -> Cut:

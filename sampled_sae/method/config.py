@@ -204,6 +204,10 @@ class AuxKConfig:
         require(self.dead_after >= 1, "dead_after", self.dead_after, "must be at least 1 token")
         require(self.k is None or self.k >= 1, "auxk k", self.k, "must be at least 1")
 
+    def latents(self, d_in: int) -> int:
+        """Dead latents used for each token."""
+        return self.k or max(1, d_in // 2)
+
 
 @dataclass(frozen=True, slots=True)
 class ThresholdConfig:

@@ -86,11 +86,34 @@ class Selection(NamedTuple):
     fired: Tensor
     """[m] bool: who kept at least one activation."""
     smallest: Callable[[], Tensor]
-    """The smallest kept activation; 0 if there is none. Not every step asks."""
+    """Smallest kept activation, averaged over the groups that share a cut (TopK: over tokens); 0 if none is kept."""
     kept: Callable[[], int]
-    """How many were kept."""
+    """Number of kept activations."""
     codes: Any
-    """The kept activations themselves, in the form that the path's own gradients take."""
+    """The kept activations, in the form that the gradients of the same step path take."""
+
+
+class Outcome(NamedTuple):
+    """Loss and gradients of one batch."""
+
+    gradients: Any
+    """In the form that the optimizer of the same step path takes."""
+    loss: Tensor
+    """Reconstruction loss plus alpha times AuxK."""
+    error: Tensor
+    """Sum of squared errors over the batch."""
+    auxk: Tensor
+    """Auxiliary loss before its weight."""
+
+
+class Moved(NamedTuple):
+    """Measurements of one update of the weights."""
+
+    loss: Tensor
+    error: Tensor
+    auxk: Tensor
+    norm: Tensor
+    """Gradient norm before clipping."""
 
 
 def keep_largest(z: Tensor, k: int, group: int, latents: int, columns: Tensor | None, cut: str) -> SparseCodes:

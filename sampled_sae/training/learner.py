@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,24 +17,10 @@ from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Selection
 from sampled_sae.sae import SAE
 from sampled_sae.training.optimizer import learning_rate
-from sampled_sae.training.step import Moved, PlainPath
+from sampled_sae.training.step import PlainPath, StepPath
 
 
-class Path(Protocol):
-    """What `plain.PlainPath` and `kernels.path.FastPath` have in common."""
-
-    name: str
-
-    def select(self, x: Tensor, step: int, pool: Tensor) -> Selection: ...
-
-    def move(self, x: Tensor, selection: Selection, dead: Tensor | None, lr: float) -> Moved: ...
-
-    def state(self) -> dict[str, Tensor]: ...
-
-    def load_state(self, state: dict[str, Tensor]) -> None: ...
-
-
-def open_path(weights: Parameters, config: SAEConfig, steps: int, generator: torch.Generator) -> Path:
+def open_path(weights: Parameters, config: SAEConfig, steps: int, generator: torch.Generator) -> StepPath:
     """The fastest path that runs where the weights are. SAMPLED_SAE_PATH=plain takes the plain one everywhere."""
     if os.environ.get("SAMPLED_SAE_PATH") != "plain" and kernels.usable(weights.b_dec.device, weights.b_dec.dtype):
         from sampled_sae.kernels.path import FastPath
@@ -89,7 +75,7 @@ class Learner:
         self._average_threshold(selection, step)
         dead = self._count(selection, len(x))
         lr = learning_rate(config.optimizer, step, self.steps)
-        moved = self.path.move(x, selection, dead, lr)
+        moved = self.path.update(selection, dead, lr)
         if pool_churn is None:
             return None
         return Stats(

@@ -116,7 +116,7 @@ def test_updates_are_those_of_the_plain_path(name):
     for step in range(3):
         selection = fast.select(x, step, torch.zeros(M, dtype=torch.bool, device=DEVICE))
         gradients = fast.gradients(selection, None).gradients.full()
-        norm = fast.move(x, selection, None, 0.01).norm
+        norm = fast.update(selection, None, 0.01).norm
         plain_norm = plain.optimizer.update(gradients, 0.01)
         # The fused pass takes the norm from sums that the gradients' kernels made.
         torch.testing.assert_close(norm, plain_norm, rtol=1e-2, atol=0)
@@ -125,7 +125,7 @@ def test_updates_are_those_of_the_plain_path(name):
             other.copy_(mine)
     again = FastPath(weights, config, 10, generator)
     again.load_state(plain.state())
-    assert again.updates == 3
+    assert again.optimizer.updates == 3
     assert fast.state().keys() == plain.state().keys()
 
 
@@ -134,7 +134,7 @@ def test_a_gradient_is_clipped_to_its_limit():
     weights, x = weights_and_batch(16)
     path = FastPath(weights, config, 10, torch.Generator(DEVICE))
     selection = path.select(x, 0, torch.ones(M, dtype=torch.bool, device=DEVICE))
-    norm = path.move(x, selection, None, 0.01).norm
-    moved = sum(float((mean / 0.1).square().sum()) for mean, _ in path.moments) ** 0.5
+    norm = path.update(selection, None, 0.01).norm
+    moved = sum(float((mean / 0.1).square().sum()) for mean, _ in path.optimizer.moments) ** 0.5
     assert float(norm) > 1e-3
     assert moved == pytest.approx(1e-4, rel=0.02)

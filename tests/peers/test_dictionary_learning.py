@@ -68,7 +68,7 @@ def our_gradients(ours: Learner, x: torch.Tensor, step: int) -> Parameters:
     other = copy.copy(ours)
     other.tokens_since_fired = ours.tokens_since_fired.clone()
     selection = ours.path.select(x, step, ours.pool)
-    return ours.path.gradients(x, selection, other._count(selection, len(x))).gradients
+    return ours.path.gradients(selection, other._count(selection, len(x))).gradients
 
 
 def test_loss_gradients_threshold_and_weights_agree():

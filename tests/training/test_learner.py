@@ -57,6 +57,22 @@ def test_threshold_average_starts_late_and_follows_the_smallest_kept_value(activ
     torch.testing.assert_close(learner.threshold, (0.999 * values[0] + 0.001 * values[1]).detach())
 
 
+@pytest.mark.parametrize("cut", ["group of one", "token"])
+def test_threshold_of_topk_averages_the_smallest_kept_value_of_each_token(cut, activations):
+    """As dictionary_learning does: the batch minimum would let far more than K latents per token pass."""
+    config = ss.topk(48, 4) if cut == "group of one" else SAEConfig(48, 4, cut="token")
+    learner = Learner(config, 16, 20, 0, torch.device("cpu"), torch.float32)
+    values = []
+    for step in range(13):
+        before = learner.sae()
+        learner.step(activations[:200], step)
+        if step > 10:
+            top = before.pre_activations(activations[:200]).relu().topk(4, dim=1).values
+            lowest = torch.where(top > 0, top, torch.inf).min(dim=1).values
+            values.append(lowest[lowest.isfinite()].mean())
+    torch.testing.assert_close(learner.threshold, (0.999 * values[0] + 0.001 * values[1]).detach())
+
+
 @pytest.mark.parametrize("refresh", [1, 10])
 def test_a_kept_pool_is_drawn_as_often_as_asked_also_while_it_grows(refresh, activations):
     pool = PoolConfig("uniform", Fraction(0.3), schedule=Annealed(1.0), refresh=refresh)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampled_sae.method.config import Fraction, Multiplier, PoolConfig, SAEConfig, Scope
+from sampled_sae.method.config import AuxKConfig, Fraction, Multiplier, PoolConfig, SAEConfig, Scope
 from sampled_sae.method.parameters import Parameters, start_parameters
 from sampled_sae.method.pools import PlainEncoder, candidates
 from sampled_sae.method.selection import keep_largest
@@ -55,7 +55,7 @@ def test_loss_codes_and_gradients_equal_the_reference(seed, d, m, k, groups, poo
     found = candidates(PlainEncoder(x, weights), config, 0, 10, torch.Generator().manual_seed(seed))
     codes = keep_largest(found.z.clone(), k, found.group, m, found.columns, "batch")
     numbers = dead.nonzero().squeeze(1) if dead.any() else None
-    outcome = loss_and_gradients(x, weights, codes, numbers, 0.25, k_aux)
+    outcome = loss_and_gradients(x, weights, codes, numbers, AuxKConfig(0.25, k=k_aux))
 
     # The specification is handed the pools that were drawn: group by group, from the codes' own candidates.
     mask = None
