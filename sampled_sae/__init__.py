@@ -2,6 +2,7 @@
 
 from importlib import metadata as _metadata
 
+from sampled_sae.api import browse, compare, load_model, report
 from sampled_sae.method.config import (
     Annealed,
     AuxKConfig,
@@ -48,9 +49,13 @@ __all__ = [
     "__version__",
     "annealed",
     "batchtopk",
+    "browse",
+    "compare",
+    "load_model",
     "register_input_score",
     "register_score",
     "released",
+    "report",
     "sampled",
     "topk",
     "topk_then_batchtopk",

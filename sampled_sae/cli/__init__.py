@@ -1,40 +1,174 @@
-"""Ending quietly when the reader of our output is gone, as in `sampled-sae train --help | head`."""
+"""`sampled-sae`: parse the arguments, call the library, print. User errors print one line and exit with code 2."""
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import select
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any, TextIO
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import replace
+from importlib import import_module
+from types import UnionType
+from typing import Annotated, Any, TextIO, Union, get_args
 
 import tyro
 
 from sampled_sae import __version__
-from sampled_sae.cli.browse import Browse
-from sampled_sae.cli.cache import Cache
-from sampled_sae.cli.compare import Compare
-from sampled_sae.cli.eval import Eval
-from sampled_sae.cli.report import Report
-from sampled_sae.cli.reproduce import Reproduce
-from sampled_sae.cli.synthetic import Merge, Synthetic
-from sampled_sae.cli.train import Train
 from sampled_sae.method.scores import SCORES
 from sampled_sae.utils.errors import Interrupted, UserError
 
-GONE = 141
-"""The exit code that shells give for it."""
+PROGRAM = "sampled-sae"
+COMMANDS = {
+    "train": "train.Train",
+    "cache": "cache.Cache",
+    "eval": "eval.Eval",
+    "compare": "compare.Compare",
+    "report": "report.Report",
+    "browse": "browse.Browse",
+    "reproduce": "reproduce.Reproduce",
+    "synthetic": "synthetic.Synthetic",
+    "merge": "synthetic.Merge",
+}
+"""The module and the class of each command; only the one that is run is imported."""
+BROKEN_PIPE = 141
+"""Exit code that shells give to a process whose output has no reader."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. Exit codes: 2 for a user error, 130 for an interruption, 141 if the output has no reader."""
+    with _exit_on_broken_pipe():
+        try:
+            _run(sys.argv[1:] if arguments is None else arguments)
+        except Interrupted as stop:
+            print(f"stopped: {stop}", file=sys.stderr)
+            sys.exit(130)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+            sys.exit(130)
+
+
+def _run(arguments: list[str]) -> None:
+    if arguments == ["--version"]:
+        print(f"{PROGRAM} {__version__}")
+        return
+    if arguments and arguments[0] in COMMANDS:
+        command = load(arguments[0])
+        parse(command, arguments[1:], f"{PROGRAM} {arguments[0]}").run()
+        return
+    described = f"Train, evaluate and compare sparse autoencoders. Scores: {', '.join(SCORES)}. --version: print it."
+    every: Any = Union[tuple(Annotated[load(name), tyro.conf.subcommand(name)] for name in COMMANDS)]  # noqa: UP007
+    parse(every, arguments, PROGRAM, description=described)
+
+
+def load(name: str) -> Any:
+    """The dataclass of a command."""
+    module, cls = COMMANDS[name].split(".")
+    return getattr(import_module(f"{__name__}.{module}"), cls)
+
+
+def parse(command: Any, arguments: Sequence[str], program: str, **settings: Any) -> Any:
+    """An instance of a command's dataclass; a mistake in the arguments raises a UserError of one line.
+
+    A command may have `OLD_FLAGS`, a dictionary of old and present names, and `defaults(arguments)`, which gives
+    the instance whose values stand for flags that are not given.
+    """
+    renamed = [_present_name(word, getattr(command, "OLD_FLAGS", {})) for word in arguments]
+    if hasattr(command, "defaults"):
+        settings["default"] = command.defaults(renamed)
+    registry, boxed = tyro.constructors.ConstructorRegistry(), io.StringIO()
+    registry.primitive_rule(_optional)
+    try:
+        with redirect_stderr(boxed):
+            return tyro.cli(command, prog=program, args=renamed, registry=registry, **settings)
+    except SystemExit as stop:
+        if stop.code == 2:
+            raise UserError(_one_line(boxed.getvalue(), renamed, program)) from None
+        raise
+
+
+def _optional(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """Flags whose default is None: None is left out to be set, and shown as `unset` in the help."""
+    if info.type_origin not in (Union, UnionType) or type(None) not in get_args(info.type):
+        return None
+    inner: Any = Union[tuple(kind for kind in get_args(info.type) if kind is not type(None))]  # noqa: UP007
+    made = tyro.constructors.PrimitiveTypeInfo.make(inner, info.markers)
+    spec = tyro.constructors.ConstructorRegistry.get_primitive_spec(made)
+    if not isinstance(spec, tyro.constructors.PrimitiveConstructorSpec):
+        return None
+
+    def shown(value: Any) -> list[str]:
+        return ["unset"] if value is None else spec.str_from_instance(value)
+
+    return replace(spec, is_instance=lambda v: v is None or spec.is_instance(v), str_from_instance=shown)
+
+
+def _present_name(word: str, names: dict[str, str]) -> str:
+    flag, equals, value = word.partition("=")
+    return names.get(flag, flag) + equals + value
+
+
+METAVARS = {"INT": "an integer", "FLOAT": "a number", "[INT [INT ...]]": "integers", "[FLOAT [FLOAT ...]]": "numbers"}
+
+
+def _one_line(box: str, arguments: Sequence[str], program: str) -> str:
+    """tyro's error, a box of several sections, as `--flag = 'value': what would be right`."""
+    lines = [line[1:-1].strip() for line in box.splitlines() if line.startswith("│")]
+    breaks = [n for n, line in enumerate(lines) if line.startswith("──")]
+    first = lines[: breaks[0]] if breaks else lines
+    text = " ".join(first)
+    if found := re.match(r"Error parsing (\S+): (.*)", text):
+        flag = _given(found[1], arguments)
+        helped = next((line for line in lines if line.startswith("--") and found[1].split("/")[-1] in line), "")
+        expected = helped.rpartition(", ")[2].partition(" ")[2]
+        right = f"must be {METAVARS.get(expected, expected)}" if expected else found[2]
+        values = _values(flag, arguments) or []
+        given = " ".join(values if expected.startswith("[") else values[:1])
+        return f"{flag} = {given!r}: {right}"
+    if found := re.match(r"invalid choice (.*) for argument '(\S+)'\. Expected one of \((.*)\)\.", text):
+        return f"{_given(found[2], arguments)} = {found[1]}: must be one of {found[3].rstrip(',').replace(chr(39), '')}"
+    if found := re.match(r"Missing value for argument '(\S+)'", text):
+        return f"{_given(found[1], arguments)}: needs a value"
+    if found := re.match(r"Unrecognized options: (.*)", text):
+        return f"{found[1].replace(', ', ' ')}: not known; {program} --help lists the options"
+    if text.startswith("Missing from"):
+        names = [line.split()[0] for line in first[1:] if line.startswith("--") or line.isupper()]
+        return f"{', '.join(names)}: is missing; {program} --help describes it"
+    if found := re.match(r"Expected one of \{(.*)\}", text):
+        return f"command: is missing; must be one of {found[1]}"
+    return text or box.strip()
+
+
+def _given(flags: str, arguments: Sequence[str]) -> str:
+    """Of a flag's names, with slashes between them, the one that is among the arguments."""
+    return next((name for name in flags.split("/") if _values(name, arguments) is not None), flags)
+
+
+def _values(flag: str, arguments: Sequence[str]) -> list[str] | None:
+    """The words after a flag; none if it is not among the arguments."""
+    for n, word in enumerate(arguments):
+        if word.startswith(f"{flag}="):
+            return [word.partition("=")[2]]
+        if word == flag:
+            rest = arguments[n + 1 :]
+            end = next((i for i, other in enumerate(rest) if other.startswith("--")), len(rest))
+            return list(rest[:end])
+    return None
 
 
 @contextmanager
-def while_somebody_reads() -> Iterator[None]:
-    """End the process where output finds no reader; a broken pipe of another kind stays an error."""
+def _exit_on_broken_pipe() -> Iterator[None]:
+    """Exit if the reader of the output is gone, as in `... --help | head`; another broken pipe stays an error."""
     try:
         try:
             yield
         finally:
-            # What is left in the buffer: later the interpreter would complain in its own way.
+            # Otherwise the interpreter would report what is left in the buffer on its exit.
             sys.stdout.flush()
     except BrokenPipeError:
         unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
@@ -43,7 +177,7 @@ def while_somebody_reads() -> Iterator[None]:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in unread:
             os.dup2(nowhere, stream.fileno())
-        sys.exit(GONE)
+        sys.exit(BROKEN_PIPE)
 
 
 def _is_unread(stream: TextIO) -> bool:
@@ -51,47 +185,9 @@ def _is_unread(stream: TextIO) -> bool:
     try:
         stream.flush()
         poll = select.poll()
-        poll.register(stream.fileno(), 0)  # errors are told unasked
+        poll.register(stream.fileno(), 0)  # errors are always reported
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except BrokenPipeError:
         return True
-    except (AttributeError, OSError, ValueError):  # no poll on Windows, no number for a stream of tests
+    except (AttributeError, OSError, ValueError):  # no poll on Windows, no file number for a test's stream
         return False
-
-
-Command = (
-    Annotated[Train, tyro.conf.subcommand("train")]
-    | Annotated[Cache, tyro.conf.subcommand("cache")]
-    | Annotated[Eval, tyro.conf.subcommand("eval")]
-    | Annotated[Compare, tyro.conf.subcommand("compare")]
-    | Annotated[Report, tyro.conf.subcommand("report")]
-    | Annotated[Browse, tyro.conf.subcommand("browse")]
-    | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
-    | Annotated[Synthetic, tyro.conf.subcommand("synthetic")]
-    | Annotated[Merge, tyro.conf.subcommand("merge")]
-)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point. A user's error is one line and exit code 2; an interruption is 130; nobody to read is 141."""
-    with while_somebody_reads():
-        _run(arguments)
-
-
-def _run(arguments: list[str] | None) -> None:
-    description = f"Sparse autoencoders with candidate pools. Scores: {', '.join(SCORES)}. --version: tells its own."
-    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
-        print(f"sampled-sae {__version__}")
-        return
-    try:
-        command: Any = tyro.cli(Command, prog="sampled-sae", description=description, args=arguments)
-        command.run()
-    except Interrupted as stop:
-        print(f"stopped: {stop}", file=sys.stderr)
-        sys.exit(130)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        sys.exit(130)

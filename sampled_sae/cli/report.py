@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
-from sampled_sae.utils.errors import UserError
-
 
 @dataclass(frozen=True)
 class Report:
-    """Make a page to explore a sweep, with its tables and figures, of what training and evaluations have left."""
+    """Write a page that explores a sweep, with its tables and figures, from the files of training and evaluations."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs, of SAEs or of comparisons; what is inside them is found."""
+    """Folders of runs, of SAEs or of comparisons; they are searched."""
     out: Path
     """Folder for index.html, tables and figures."""
     model: str | None = None
@@ -28,23 +25,18 @@ class Report:
     """Write the figures as PNG and PDF files too, which takes kaleido and a Chrome or Chromium."""
 
     def run(self) -> None:
-        if importlib.util.find_spec("plotly") is None:
-            raise UserError("plotly is missing; pip install 'sampled-sae[report]'")
+        from sampled_sae.api import report
         from sampled_sae.reporting.paper_tables_format import Missing
-        from sampled_sae.reporting.write import write_report
         from sampled_sae.utils.measures import shown
 
-        written = write_report(self.folders, self.out, self.model, self.layer, self.figures)
+        written = report(self.folders, self.out, model=self.model, layer=self.layer, figures=self.figures)
         for note in [*written.notes, *(note for sweep in written.sweeps for note in sweep.notes)]:
             print(shown(note), file=sys.stderr)
         for sweep in written.sweeps:
-            print(f"{sweep.title}: {len(sweep.saes)} SAEs, {len(sweep.metrics)} numbers of each")
+            print(f"{sweep.title}: {len(sweep.saes)} SAEs, {len(sweep.metrics)} metrics")
         print(f"Page: {written.page}")
-        for what, paths in (
-            ("Tables", written.tables),
-            ("Figures", written.figures),
-            ("The paper's tables", written.paper),
-        ):
+        files = {"Tables": written.tables, "Figures": written.figures, "The paper's tables": written.paper}
+        for what, paths in files.items():
             if paths:
                 print(f"{what}: {paths[0].parent} ({len(paths)} files)")
         missing = [table for table in written.paper_tables if isinstance(table, Missing)]

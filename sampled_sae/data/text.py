@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.third_party import package, reason, stream
@@ -26,6 +26,23 @@ CHUNK = 2**16
 """Compressed bytes read at once."""
 LONGEST_WINDOW = 2**31
 """Large corpora are often packed with `zstd --long=31`, which must be allowed for."""
+
+
+class TextSource(NamedTuple):
+    """A text and the part of it that is read."""
+
+    name: str
+    """Hub dataset, a .txt, .jsonl(.gz, .zst) or .parquet file, a folder of them, or stdlib: Python's own files."""
+    field: str = "text"
+    """Field that holds a document's text in JSON, parquet and hub datasets."""
+    split: str = "train"
+    """Split of a hub dataset."""
+    subset: str | None = None
+    """Configuration of a hub dataset."""
+
+    def documents(self) -> Iterator[str]:
+        """The documents in order."""
+        return documents(*self)
 
 
 def documents(source: str, field: str = "text", split: str = "train", subset: str | None = None) -> Iterator[str]:

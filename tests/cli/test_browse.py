@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import tyro
 
+from sampled_sae.cli import parse
 from sampled_sae.cli.browse import Browse
 from sampled_sae.evals.results import save_explanations, save_firing
 from sampled_sae.method.architectures import InferenceConfig
@@ -20,7 +20,7 @@ M = 40
 
 
 def browse(*words) -> None:
-    tyro.cli(Browse, args=[str(word) for word in words]).run()
+    parse(Browse, [str(word) for word in words], "sampled-sae browse").run()
 
 
 def make_sae(seed: int, width: int = WIDTH, threshold: float = 2.0, layer: int = 1, model: object = "?") -> SAE:
@@ -167,4 +167,4 @@ def test_bad_input_is_one_line(place, words, tmp_path, capsys):
     refused("cannot write there", place / "a", *words[:-1], tmp_path / "file" / "x")
     capsys.readouterr()
     browse(place / "a", *words[:4], "--tokens", 10**6, *words[6:])
-    assert "tokens, which are all read" in capsys.readouterr().err
+    assert "all of them are read" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 import sampled_sae as ss
 from sampled_sae import cli
+from sampled_sae.cli import synthetic
 
 
 def run(*words, **options):
@@ -50,7 +51,7 @@ def test_train_a_sweep_and_load_it(acts, tmp_path):
     assert done.returncode == 0, done.stderr
     folders = done.stdout.split()
     assert len(folders) == 2 * (1 + 4 + 2)
-    assert all(ss.SAE.load(folder).m == 48 for folder in folders)
+    assert all(ss.SAE.load(folder).d_sae == 48 for folder in folders)
     assert "memory: about" in done.stderr
     assert "steps/s" in done.stderr
     again = run("train", acts, "--out", tmp_path / "run", *SMALL)
@@ -62,7 +63,7 @@ def test_other_files_of_activations(activations, tmp_path):
     torch.save(activations, tmp_path / "x.pt")
     assert run("train", tmp_path / "x.pt", "--out", tmp_path / "1", *SMALL).returncode == 0
     done = run("train", tmp_path / "x.safetensors", "--out", tmp_path / "2", *SMALL, "--key", "b")
-    assert ss.SAE.load(done.stdout.strip()).d == 8
+    assert ss.SAE.load(done.stdout.strip()).d_in == 8
     refused(run("train", tmp_path / "x.safetensors", "--out", tmp_path / "3", *SMALL), "holds a, b; name one of them")
 
 
@@ -237,6 +238,6 @@ def test_another_broken_pipe_stays_an_error(monkeypatch, tmp_path):
     def broken(self):
         raise BrokenPipeError("of a worker")
 
-    monkeypatch.setattr(cli.Merge, "run", broken)
+    monkeypatch.setattr(synthetic.Merge, "run", broken)
     with pytest.raises(BrokenPipeError, match="of a worker"):
         cli.main(["merge", "x", "--out", str(tmp_path)])

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-import tyro
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import sampled_sae as ss
+from sampled_sae.cli import parse
 from sampled_sae.cli.compare import Compare
 from sampled_sae.evals.results import save_firing
 from sampled_sae.reporting.compare_terminal import matrix_caption, print_comparison, short_names, spark
@@ -21,7 +21,7 @@ from tests.evals.similarity.tools import explain, made, rows, seeded
 
 
 def compare(*words) -> None:
-    tyro.cli(Compare, args=[str(word) for word in words], config=(tyro.conf.OmitArgPrefixes,)).run()
+    parse(Compare, [str(word) for word in words], "sampled-sae compare").run()
 
 
 @pytest.fixture(scope="module")

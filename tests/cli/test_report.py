@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tyro
 
 pytest.importorskip("plotly")
 
+from sampled_sae.cli import parse
 from sampled_sae.cli.report import Report
 from sampled_sae.utils.errors import UserError
 from tests.reporting.made_up_sweep import put, write_sweep
 
 
 def test_flags_become_settings(tmp_path: Path) -> None:
-    asked = tyro.cli(Report, args=["a", "b", "--out", "c", "--layer", "3", "--no-figures"])
+    asked = parse(Report, ["a", "b", "--out", "c", "--layer", "3", "--no-figures"], "sampled-sae report")
     assert asked == Report((Path("a"), Path("b")), Path("c"), None, 3, False)
 
 

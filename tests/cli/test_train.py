@@ -155,7 +155,7 @@ def test_the_papers_preset_is_its_table(tmp_path):
     assert Train(tmp_path, preset="paper-50k")._steps(Train(tmp_path, preset="paper-50k")._chosen()) == 50_000
     assert Train(tmp_path, preset="paper", steps=7)._steps(Train(tmp_path, preset="paper", steps=7)._chosen()) == 7
     configs = command._configs(chosen)
-    assert len(configs) == 49 and {(c.latents, c.k) for c in configs} == {(65_536, 60)}
+    assert len(configs) == 49 and {(c.d_sae, c.k) for c in configs} == {(65_536, 60)}
     first = configs[0]
     assert (first.optimizer.lr, first.optimizer.beta1, first.optimizer.beta2) == (3e-4, 0.9, 0.999)
     assert (first.optimizer.clip, first.optimizer.warmup_steps, first.auxk.alpha) == (1.0, 1000, 1 / 32)
