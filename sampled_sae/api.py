@@ -162,8 +162,8 @@ def browse(
     with _on_disk([sae] if other is None else [sae, other]) as folders:
         folder, beside = folders[0], folders[1] if other is not None else None
         loaded, second = SAE.load(folder, place), None if beside is None else SAE.load(beside, place)
-        name = said(loaded, "model_name", model, "model", folder)
-        position = layer_of(loaded, layer, folder)
+        name = said(loaded.cfg, "model_name", model, "model", folder)
+        position = layer_of(loaded.cfg, layer, folder)
         make_folder(Path(out))
         read = load_model(name, place, dtype)
         try:
@@ -189,33 +189,26 @@ def _listed(items: Any) -> list[Any]:
 @contextmanager
 def _on_disk(saes: SAEs) -> Iterator[list[Path]]:
     """Folders of the SAEs, in order; those that are only in memory are saved in a temporary one."""
+    from sampled_sae.evals.session import is_saved
+
     with tempfile.TemporaryDirectory() as place:
         folders = []
         for number, item in enumerate(_listed(saes)):
             if not isinstance(item, SAE):
                 folders.append(Path(item))
+            elif item.folder is not None and is_saved(item, item.folder):
+                folders.append(item.folder)
             else:
-                name = item.config.name if item.config is not None else None
-                temporary = Path(place) / f"{number:03d}" / (name or f"sae-{number}")
-                folders.append(_saved(item) or item.save(temporary))
+                name = item.cfg.training.name if item.cfg.training is not None else None
+                folders.append(item.save(Path(place) / f"{number:03d}" / (name or f"sae-{number}")))
         yield folders
-
-
-def _saved(sae: SAE) -> Path | None:
-    """The folder that the SAE was saved to or loaded from, if it still holds the same weights."""
-    folder: Any = getattr(sae, "folder", None)
-    if folder is None or not folder.exists():
-        return None
-    saved = SAE.load(folder).state_dict()
-    same = all(torch.equal(saved[name], value.cpu()) for name, value in sae.state_dict().items())
-    return Path(folder) if same else None
 
 
 def _first_contexts(sae: SAE, model: LanguageModel, text: str | TextSource, tokens: int, length: int) -> Tensor:
     """The text's first contexts [n, length]; all of them where they have fewer than `tokens` tokens."""
     from sampled_sae.data.contexts import TextConfig, contexts
 
-    cut = TextConfig(length, bool(sae.metadata.get("prepend_bos")))
+    cut = TextConfig(length, bool(sae.cfg.metadata.get("prepend_bos")))
     count = -(-tokens // length)
     found = list(islice(contexts(_text(text).documents(), model.tokenizer, cut), count))
     if not found:

@@ -141,7 +141,7 @@ def _subjects(saes: Sequence[SAE | Path | str]) -> list[Subject]:
     found: dict[Any, Subject] = {}
     for number, item in enumerate(saes):
         if isinstance(item, SAE):
-            folder = item.folder if item.folder is not None and _is_saved(item, item.folder) else None
+            folder = item.folder if item.folder is not None and is_saved(item, item.folder) else None
             found[number] = Subject(f"saes[{number}]", folder, item)
             continue
         for folder in find_saes([Path(item)]):
@@ -151,7 +151,7 @@ def _subjects(saes: Sequence[SAE | Path | str]) -> list[Subject]:
     return list(found.values())
 
 
-def _is_saved(sae: SAE, folder: Path) -> bool:
+def is_saved(sae: SAE, folder: Path) -> bool:
     """Whether the SAE in the folder has the same tensors."""
     try:
         saved = SAE.load(folder).state_dict()

