@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from sampled_sae.kernels.pool import Statistics, highest, statistics
+from sampled_sae.kernels.pool import highest, statistics
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.pools import draw_members
-from sampled_sae.method.scores import RIDGE, Score
+from sampled_sae.method.scores import Score
 
 
 def padded_width(d: int) -> int:
@@ -59,17 +56,16 @@ class FastEncoder:
         shape = (self.tokens // group, group, len(self.W_enc))
         if score.reads == "nothing":
             return score(self.weights.b_enc.new_empty(()).expand(shape), generator)
-        whole = group == self.tokens and score.ours
+        whole = group == self.tokens
         if whole and score.name == "preactivation_l2":
             return self._preactivation_l2()[None]
         if score.reads == "input":
             d = len(self.weights.b_dec)
             x = self.x16.float()[:, :d].view(-1, group, d)
             return score.from_input(x, self.weights.W_enc, self.weights.b_enc)
-        if whole and score.name in FROM_STATISTICS:
-            known = FROM_STATISTICS[score.name]
-            return known.score(statistics(self.encode(None), known.needs))[None]
-        # Whatever a user's score looks at, it gets: all activations at once, as the plain path has them.
+        if whole and score.reads == "sums":
+            return score.from_sums(statistics(self.encode(None), score.sums))[None]
+        # Any other score gets all activations at once, as on the plain path.
         return score(self.encode(None).float().relu_().view(shape), generator)
 
     def draw(self, score: Score, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -101,34 +97,3 @@ def encode_some(x: Tensor, W_enc: Tensor, b_enc: Tensor, latents: Tensor) -> Ten
     """x [B, stride] -> activations [B, n] of the latents [n]; those of nobody are -inf."""
     bias = torch.where(latents < len(b_enc), b_enc[latents.clamp_max(len(b_enc) - 1)], -torch.inf)
     return torch.addmm(bias, x, rows_of(W_enc, latents).T)
-
-
-def _entropy(s: Statistics) -> Tensor:
-    safe = s.total.clamp_min(torch.finfo(torch.float32).tiny)
-    return torch.where(s.total > 0, (safe.log() - s.z_log_z / safe).clamp_min(0), 0)
-
-
-def _low_entropy(s: Statistics) -> Tensor:
-    spread = torch.tensor(float(s.tokens), device=s.total.device).log()
-    return torch.where(s.total > 0, (spread - _entropy(s)).clamp_min(0), -torch.inf)
-
-
-class FromStatistics(NamedTuple):
-    """A score that follows from each latent's statistics."""
-
-    needs: tuple[str, ...]
-    score: Callable[[Statistics], Tensor]
-
-
-FROM_STATISTICS = {
-    "l2": FromStatistics(("energy",), lambda s: s.energy.sqrt()),
-    "squared_l2": FromStatistics(("energy",), lambda s: s.energy.double() + RIDGE),
-    "l1": FromStatistics(("total",), lambda s: s.total),
-    "frequency": FromStatistics(("fired",), lambda s: s.fired / s.tokens),
-    "participation": FromStatistics(
-        ("total", "energy"), lambda s: torch.where(s.energy > 0, s.total.square() / s.energy, 0)
-    ),
-    "entropy": FromStatistics(("total", "z_log_z"), _entropy),
-    "low_entropy": FromStatistics(("total", "z_log_z"), _low_entropy),
-}
-"""Tests prove them equal to those of `sampled_sae.method.scores`."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.kernels.adam import FusedAdam
-from sampled_sae.kernels.encoder import FROM_STATISTICS, FastEncoder
+from sampled_sae.kernels.encoder import FastEncoder
 from sampled_sae.kernels.gradients import Copies, PoolCodes, SparseCodes, counts, loss_and_gradients
 from sampled_sae.kernels.graphs import Recorder
 from sampled_sae.kernels.select import cut_batch, cut_into_blocks, cut_rows
@@ -61,8 +61,8 @@ class FastPath:
         group = group_at(pool.scope, len(self.x), step, self.steps)
         if size < self.config.d_sae:
             score = get_score(pool.score)
-            known = score.ours and (score.reads != "activations" or score.name in FROM_STATISTICS)
-            if not known or pool.pick != "top" or pool.refresh > 1 or group < len(self.x):
+            recordable = score.builtin and score.reads != "activations"
+            if not recordable or pool.pick != "top" or pool.refresh > 1 or group < len(self.x):
                 return None
             if isinstance(pool.schedule, Annealed):  # another size at every step
                 return None

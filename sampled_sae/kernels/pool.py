@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from sampled_sae.method.scores import Sums
+
 ROWS, BLOCK = 128, 512
 
 
-class Statistics(NamedTuple):
-    """Sums over the tokens of each latent's activations z >= 0, each [m] float32."""
-
-    tokens: int
-    total: Any = None
-    """Sum of z."""
-    energy: Any = None
-    """Sum of z^2."""
-    z_log_z: Any = None
-    """Sum of z log z."""
-    fired: Any = None
-    """Number of tokens with z > 0."""
-
-
-NAMES = ("total", "energy", "z_log_z", "fired")
+NAMES = Sums._fields[1:]
 
 
 @triton.jit
@@ -79,8 +66,8 @@ def _column_sums(z, sums, tokens, width, parts, TOTAL: tl.constexpr, ENERGY: tl.
         tl.store(at, fired, mask=j < width)
 
 
-def statistics(z: Tensor, needs: Collection[str] = NAMES) -> Statistics:
-    """z [tokens, m], negative values count as 0 -> each latent's statistics; those that nobody needs are None."""
+def statistics(z: Tensor, needs: Collection[str] = NAMES) -> Sums:
+    """z [tokens, m], negative values count as 0 -> the needed sums over the tokens, each [m] float32."""
     tokens, width = z.shape
     parts = triton.cdiv(tokens, ROWS)
     wanted = [name for name in NAMES if name in needs]
@@ -89,7 +76,7 @@ def statistics(z: Tensor, needs: Collection[str] = NAMES) -> Statistics:
     _column_sums[(triton.cdiv(width, BLOCK), parts)](
         z, sums, tokens, width, parts, **flags, HARDWARE=z.is_cuda, ROWS=ROWS, AT_ONCE=4, BLOCK=BLOCK, num_warps=4
     )
-    return Statistics(tokens=tokens, **dict(zip(wanted, sums.sum(1), strict=True)))
+    return Sums(tokens=tokens, **dict(zip(wanted, sums.sum(1), strict=True)))
 
 
 HALF = tl.constexpr(2**16)

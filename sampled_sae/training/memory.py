@@ -36,7 +36,7 @@ def _working(config: SAEConfig, d: int, batch_size: int) -> int:
     activations = 2 * m * batch_size  # values, a working copy at the end, and masks of one byte each
     if not isinstance(config.pool.size, Everything):
         activations += batch_size * config.pool.size.latents(config.k, m)
-        if get_score(config.pool.score).reads == "activations":
+        if get_score(config.pool.score).reads_activations:
             activations += batch_size * m  # a score's working copy
         smallest = min(batch_size, scope.tokens or batch_size, scope.then or batch_size)
         activations += 8 * m * (batch_size // smallest)  # scores, keys and masks of every group's pool
@@ -53,7 +53,7 @@ def _fast_working(config: SAEConfig, d: int, batch_size: int) -> int:
     z = 2 * m * batch_size
     if not isinstance(pool.size, Everything):
         z += 2 * batch_size * pool.size.latents(config.k, m)
-        if pool.scope != Scope() or get_score(pool.score).reads == "activations":
+        if pool.scope != Scope() or get_score(pool.score).reads_activations:
             z += 8 * m * batch_size  # what a score of the user's own takes: it sees all of Z in 32 bits
     lists = 60 * config.k * batch_size + batch_size * (8 * d + m // 8)
     gradients = 8 * m * d + lists

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sampled_sae.method import scores
 from sampled_sae.method.config import Annealed, Everything, Fraction, Multiplier, PoolConfig, Released, Scope, Size
 from sampled_sae.method.pools import churn, draw, group_at, highest, size_at
+from sampled_sae.method.scores import SCORES
 from sampled_sae.utils.errors import UserError
 
 
@@ -33,15 +33,15 @@ weak_to_strong = st.one_of(st.just(0.0), st.floats(0.0009765625, 8192.0, width=3
 def test_l2_and_squared_l2_give_the_same_pool(Z, size):
     """In the precision of training, whatever the strength of the latents."""
     Z = torch.from_numpy(Z)
-    pools = [draw(score(Z)[None], size, "top", generator()) for score in (scores.l2, scores.squared_l2)]
+    pools = [draw(SCORES[name](Z, generator())[None], size, "top", generator()) for name in ("l2", "squared_l2")]
     assert torch.equal(*pools)
 
 
 def test_l2_and_squared_l2_differ_when_sampled():
     Z = torch.rand(50, 40, generator=generator()) * torch.linspace(0.1, 3, 40)
     counts = [
-        sum(draw(score(Z)[None], 5, "sample", generator(i))[0].float() for i in range(300))
-        for score in (scores.l2, scores.squared_l2)
+        sum(draw(SCORES[name](Z, generator())[None], 5, "sample", generator(i))[0].float() for i in range(300))
+        for name in ("l2", "squared_l2")
     ]
     assert counts[1][-10:].sum() > 1.1 * counts[0][-10:].sum()
 
@@ -50,7 +50,7 @@ def test_uniform_pools_are_uniform():
     m, size, draws = 20, 5, 4000
     own = generator()
     blank = torch.empty(1, 1).expand(3, m)
-    counts = sum(draw(scores.uniform(blank, own)[None], size, "top", own)[0].long() for _ in range(draws))
+    counts = sum(draw(SCORES["uniform"](blank, own)[None], size, "top", own)[0].long() for _ in range(draws))
     assert counts.sum() == size * draws
     assert stats.chisquare(counts.numpy()).pvalue > 1e-3
 
@@ -67,7 +67,9 @@ def test_sampling_is_in_proportion_to_the_score():
 
 def test_prefix_is_what_the_papers_uniform_does():
     blank = torch.empty(1, 1).expand(3, 10)
-    assert draw(scores.prefix(blank)[None], 4, "top", generator())[0].tolist() == [True] * 4 + [False] * 6
+    assert (
+        draw(SCORES["prefix"](blank, generator())[None], 4, "top", generator())[0].tolist() == [True] * 4 + [False] * 6
+    )
 
 
 def test_sizes():

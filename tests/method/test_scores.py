@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampled_sae.method.scores import RIDGE, SCORES, get_score, load_scores, register_input_score, register_score
+from sampled_sae.method.scores import SCORES, get_score, load_scores, register_input_score, register_score
+from sampled_sae.method.scores.builtin import RIDGE
 from sampled_sae.utils.errors import UserError
 
 batches = hnp.arrays(
@@ -100,7 +101,7 @@ def test_a_built_in_score_stays_what_it_is(tmp_path):
     script.write_text("from sampled_sae import register_score\nregister_score('l2')(lambda Z: Z)\n")
     with pytest.raises(UserError, match=r"^scores from '.*mine.py': score = 'l2': is the name of a built-in"):
         load_scores(script)
-    assert register_score("l2")(before.function) is before.function
+    assert register_score("l2", sums=("energy",))(before.function) is before.function
     assert SCORES["l2"] == before
     try:
         for value in (1, 2):  # one's own may be written anew
@@ -125,3 +126,29 @@ def test_bad_scores_get_one_clear_line(tmp_path):
     finally:
         SCORES.pop("wrong-axis", None)
         SCORES.pop("nan", None)
+
+
+@pytest.mark.parametrize("name", ["entropy", "low_entropy"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_latents_that_fire_on_one_token_tie(name, dtype):
+    """Their entropy is 0, whatever their strength: the pool takes those of the lowest index, not of rounding errors."""
+    strength = torch.rand(4096, dtype=dtype, generator=torch.Generator().manual_seed(0)) * 1000 + 1e-3
+    for tokens in (1, 7, 200):
+        Z = torch.zeros(tokens, 4096, dtype=dtype)
+        Z[tokens // 2] = strength
+        assert len(score(name, Z).unique()) == 1
+    Z[0] = strength
+    assert (score("entropy", Z) > 0.6).all()
+
+
+def test_a_users_score_of_sums_is_validated():
+    try:
+        register_score("mean_square", sums=("energy",))(lambda sums: sums.energy / sums.tokens)
+        assert score("mean_square", torch.tensor([[1.0, 3.0], [1.0, 1.0]])).tolist() == [1, 5]
+        register_score("mean_square", sums=("energy",))(lambda sums: sums.energy[:1])
+        with pytest.raises(UserError, match=r"'mean_square' returned shape \(1,\) for Z \(4, 3\)"):
+            score("mean_square", torch.rand(4, 3))
+    finally:
+        SCORES.pop("mean_square", None)
+    with pytest.raises(UserError, match=r"sums = 'median': must be among total, energy, z_log_z, fired"):
+        register_score("mean_square", sums=("median",))
