@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from sampled_sae.browser.decoder import Neighbours, OutputTokens, neighbours, output_tokens
-from sampled_sae.browser.firings import Firings, read_firings
 from sampled_sae.browser.windows import TopTokens, Windows, histogram, pick_windows, top_tokens
 from sampled_sae.config import numbers, require, whole_numbers
 from sampled_sae.data.contexts import find_end_of_text
 from sampled_sae.evals.core.schema import special_tokens
-from sampled_sae.evals.reading import Streams, counted_positions
+from sampled_sae.evals.reading import Firings, Streams, collect_firings, counted_positions
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -125,7 +124,8 @@ def collect(
     factor, at_once = settings.norm_factor, settings.contexts_at_once
     streams = Streams(model, layer, contexts, counted, norm_factor=factor, at_once=at_once, keep_gib=0.0)
     saes = [sae, *([other] if other is not None and same_layer else [])]
-    found = read_firings(saes, streams, settings.tokens_at_once, _steps(told, "reading: contexts", len(contexts)))
+    tick = _steps(told, "reading: contexts", len(contexts))
+    found = collect_firings(saes, streams, None, settings.tokens_at_once, tick)
     firings, read = found[0], int(counted.sum()) - streams.high_norm
     if not len(firings.value):
         raise UserError(f"no latent of this SAE fires on the {read:,} tokens read: there is nothing to browse")

@@ -135,7 +135,7 @@ class Page:
 
     @property
     def chunks(self) -> int:
-        return -(-self.browsed.firings.latents // LATENTS_A_CHUNK)
+        return -(-self.browsed.firings.d_sae // LATENTS_A_CHUNK)
 
 
 def data_files(page: Page, tokenizer: Any) -> Iterator[tuple[str, str]]:
@@ -168,12 +168,12 @@ def numbered(tokens: Tensor, used: Tensor) -> Tensor:
 
 def text_file_size(browsed: Browsed) -> int:
     """Contexts in one file of the text."""
-    return max(1, TOKENS_A_FILE // browsed.firings.length)
+    return max(1, TOKENS_A_FILE // browsed.firings.shape[1])
 
 
 def index(page: Page, used: Tensor) -> dict[str, Any]:
     """What the table of all latents shows, sorts and searches, and what the page needs to know of the other files."""
-    browsed, m = page.browsed, page.browsed.firings.latents
+    browsed, m = page.browsed, page.browsed.firings.d_sae
     columns = {
         "density": page.density.fired.double().div(page.density.tokens).float(),
         "fired": browsed.firings.fired,
@@ -193,7 +193,7 @@ def index(page: Page, used: Tensor) -> dict[str, Any]:
         "latents": m,
         "tokensKept": browsed.tokens.token.shape[1],
         "bins": browsed.histogram.shape[1],
-        "length": browsed.firings.length,
+        "length": browsed.firings.shape[1],
         "contextsAFile": text_file_size(browsed),
         "latentsAChunk": LATENTS_A_CHUNK,
         "columns": {name: column(values) for name, values in columns.items()},
@@ -217,7 +217,7 @@ def explanations(meanings: dict[int, Meaning]) -> dict[str, Any]:
 def chunk(page: Page, number: int, used: Tensor) -> dict[str, Any]:
     """What the view of a single latent shows, for latents one after the other."""
     browsed, first = page.browsed, number * LATENTS_A_CHUNK
-    rows = slice(first, min(first + LATENTS_A_CHUNK, browsed.firings.latents))
+    rows = slice(first, min(first + LATENTS_A_CHUNK, browsed.firings.d_sae))
     columns = {
         "histogram": browsed.histogram[rows],
         "shares": browsed.tokens.share[rows],
@@ -254,14 +254,14 @@ def _windows(browsed: Browsed, rows: slice) -> dict[str, Tensor]:
     first, size = windows.first[part], windows.last[part] - windows.first[part]
     ends = torch.cat((torch.zeros(1, dtype=torch.int64), size.cumsum(0)))
     inside = torch.repeat_interleave(first - ends[:-1], size) + torch.arange(int(ends[-1]))
-    place = firings.place[windows.centre[part]].long()
+    place = firings.position[windows.centre[part]].long()
     return {
         "windows": begin - begin[0],
         "band": windows.band[part],
-        "context": place // firings.length,
-        "centre": place % firings.length,
+        "context": place // firings.shape[1],
+        "centre": place % firings.shape[1],
         "firings": ends,
-        "position": firings.place[inside].long() % firings.length,
+        "position": firings.position[inside].long() % firings.shape[1],
         "value": firings.value[inside],
     }
 

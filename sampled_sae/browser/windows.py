@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampled_sae.browser.firings import Firings
+from sampled_sae.evals.reading import Firings
 
 
 def starts_of_runs(*keys: Tensor) -> Tensor:
@@ -80,14 +80,14 @@ class Windows(NamedTuple):
 def pick_windows(firings: Firings, top: int, bands: int, each: int, seed: int = 0) -> Windows:
     """The contexts of the `top` largest activations, and `each` others drawn from each of the bands."""
     latent, value = firings.latent.long(), firings.value
-    first = starts_of_runs(firings.latent, firings.place // firings.length)
+    first = starts_of_runs(firings.latent, firings.position // firings.shape[1])
     last = torch.cat((first[1:], torch.tensor([len(latent)])))
     peak = largest_of_runs(first, value)
     best = largest_of_groups(latent[peak], value[peak], top)
     rest = torch.ones(len(first), dtype=torch.bool)
     rest[best] = False
     # One firing of each context, whichever it is, stands for it among the draws.
-    lot = mixed(seed, latent, firings.place.long())
+    lot = mixed(seed, latent, firings.position.long())
     drawn = largest_of_runs(first, lot)
     others = rest.nonzero().squeeze(1)
     band = band_of(value[drawn], firings.maximum[latent[drawn]], bands)
@@ -123,14 +123,14 @@ def histogram(firings: Firings, bins: int) -> Tensor:
     """[m, bins] int64: firings of each latent in equal bins from 0 to its largest activation."""
     latent = firings.latent.long()
     number = latent * bins + band_of(firings.value, firings.maximum[latent], bins)
-    return torch.bincount(number, minlength=firings.latents * bins).view(firings.latents, bins)
+    return torch.bincount(number, minlength=firings.d_sae * bins).view(firings.d_sae, bins)
 
 
 def top_tokens(firings: Firings, contexts: Tensor, count: int) -> TopTokens:
     """The `count` tokens of each latent at which its activations in the contexts [n, L] add up to most."""
     text = contexts.flatten().long()
     width = int(text.max()) + 1
-    both, order = (firings.latent.long() * width + text[firings.place.long()]).sort()
+    both, order = (firings.latent.long() * width + text[firings.position.long()]).sort()
     begin = starts_of_runs(both)
     run = torch.repeat_interleave(torch.diff(begin, append=torch.tensor([len(both)])))
     total = torch.bincount(run, weights=firings.value[order].double(), minlength=len(begin))
@@ -141,9 +141,9 @@ def top_tokens(firings: Firings, contexts: Tensor, count: int) -> TopTokens:
     rank = torch.arange(len(owner)) - torch.repeat_interleave(
         first, torch.diff(first, append=torch.tensor([len(owner)]))
     )
-    whole = torch.bincount(latent, weights=total, minlength=firings.latents)
-    tokens = torch.full((firings.latents, count), NONE)
-    shares = torch.zeros(firings.latents, count)
+    whole = torch.bincount(latent, weights=total, minlength=firings.d_sae)
+    tokens = torch.full((firings.d_sae, count), NONE)
+    shares = torch.zeros(firings.d_sae, count)
     tokens[owner, rank] = token[chosen]
     shares[owner, rank] = (total[chosen] / whole[owner]).float()
     return TopTokens(tokens, shares)

@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sampled_sae.method.codes import SparseCodes, starts
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
-MOST_FIRINGS = 2**27
-"""Firings held at one time, 12 bytes each."""
+MAX_FIRINGS = 2**27
+"""Firings held at one time: 12 bytes each, and about five times that while they are sorted."""
 SURVEYED = 64
 """Contexts from whose norms the median is taken."""
-MOST_CODES = 2**26
-"""Codes of one piece of tokens."""
+MAX_CODES = 2**26
+"""Codes that are computed at one time."""
 Tick = Callable[[int], None]
-"""Is told how many contexts were read since it was last told."""
+"""Called with the number of contexts read since its last call."""
 
 
 class Piece(NamedTuple):
@@ -29,10 +30,10 @@ class Piece(NamedTuple):
 
     contexts: int
     """How many contexts."""
-    places: Tensor
+    positions: Tensor
     """[t] int64: flat positions in the text, on the host."""
     x: Tensor
-    """[t, d]: the residual stream there."""
+    """[t, d_in]: the residual stream there."""
 
 
 class Streams:
@@ -73,9 +74,9 @@ class Streams:
             chosen = self.counted[first : first + self.at_once]
             stream = self._read(first, first + self.at_once)[chosen.to(self.model.device)]
             low = (stream.float().norm(dim=1) <= self.limit).cpu()
-            places = chosen.flatten().nonzero().squeeze(1)[low] + first * length
-            piece = Piece(len(chosen), places, stream[low.to(stream.device)])
-            high += len(low) - len(places)
+            positions = chosen.flatten().nonzero().squeeze(1)[low] + first * length
+            piece = Piece(len(chosen), positions, stream[low.to(stream.device)])
+            high += len(low) - len(positions)
             if self._keep:
                 self._kept.append(piece._replace(x=piece.x.cpu()))
             yield piece
@@ -118,99 +119,105 @@ def count_firings(
     totals = [torch.zeros(sae.d_sae, dtype=torch.int64, device=sae.device) for sae in saes]
     for contexts, _, x in streams:
         for sae, total in zip(saes, totals, strict=True):
-            for piece in x.to(sae.device).split(_piece(tokens_at_once, sae.d_sae)):
+            for piece in x.split(max(1, min(tokens_at_once, MAX_CODES // sae.d_sae))):
                 total += (sae.encode(piece) > 0).sum(0)
         if tick is not None:
             tick(contexts)
     return [total.cpu() for total in totals]
 
 
-class Firings:
-    """Where some latents of one SAE fire in a text of n contexts of L tokens, and how strongly."""
+class Firings(NamedTuple):
+    """Where latents of one SAE fire in a text of contexts [n, L]: by latent, then by position. On the host."""
 
-    def __init__(self, latents: Sequence[int], shape: tuple[int, int], column: Tensor, place: Tensor, value: Tensor):
-        """Firing i is of latents[column[i]], at the flat position place[i] of the text, and value[i] strong."""
-        self.latents, self.shape = list(latents), shape
-        order = column.argsort(stable=True)
-        self._place, self._value = place[order], value[order]
-        counts = torch.bincount(column.long(), minlength=len(self.latents))
-        self._ends = [0, *counts.cumsum(0).tolist()]
-        self._column = {latent: number for number, latent in enumerate(self.latents)}
+    latent: Tensor
+    """[f] int32, ascending."""
+    position: Tensor
+    """[f] int32: flat position in the text, ascending within a latent."""
+    value: Tensor
+    """[f] float32, all positive."""
+    start: Tensor
+    """[d_sae + 1] int64: index of each latent's first firing, and the end of the last."""
+    shape: tuple[int, int]
+    """(n, L) of the contexts."""
+    latents: Sequence[int]
+    """Latents that were read, in the order given; the others have no firings."""
+
+    @staticmethod
+    def sort(codes: SparseCodes, shape: Sequence[int], latents: Sequence[int] | None = None) -> Firings:
+        """Codes of all positions [n * L, d_sae] of a text, of the given latents or of all."""
+        latent, order = codes.latent.int().sort(stable=True)
+        start = starts(latent, codes.d_sae + 1)
+        read = range(codes.d_sae) if latents is None else latents
+        return Firings(latent, codes.token[order].int(), codes.value[order].float(), start, (shape[0], shape[1]), read)
+
+    @property
+    def d_sae(self) -> int:
+        """Number of latents of the SAE."""
+        return len(self.start) - 1
+
+    @property
+    def fired(self) -> Tensor:
+        """[d_sae] int64: number of tokens on which each latent fires."""
+        return self.start.diff()
+
+    @property
+    def maximum(self) -> Tensor:
+        """[d_sae]: largest activation of each latent, 0 for latents that do not fire."""
+        return torch.zeros(self.d_sae).scatter_reduce(0, self.latent.long(), self.value, "amax")
 
     def of(self, latent: int) -> tuple[Tensor, Tensor]:
-        """Flat positions [f] int64 in their order, and activations [f] float32."""
-        number = self._column[latent]
-        inside = slice(self._ends[number], self._ends[number + 1])
-        return self._place[inside].long(), self._value[inside]
+        """One latent's flat positions [f] int64, ascending, and activations [f]."""
+        inside = slice(*self.start[latent : latent + 2].tolist())
+        return self.position[inside].long(), self.value[inside]
 
     def count(self, latent: int) -> int:
-        """Tokens at which it fires."""
-        number = self._column[latent]
-        return self._ends[number + 1] - self._ends[number]
+        """Number of tokens on which one latent fires."""
+        return int(self.start[latent + 1] - self.start[latent])
 
     def dense(self, latent: int) -> Tensor:
-        """Its activation at every position, [n, L] float32."""
-        place, value = self.of(latent)
+        """One latent's activation at every position, [n, L]."""
+        position, value = self.of(latent)
         flat = torch.zeros(self.shape[0] * self.shape[1])
-        flat[place] = value
+        flat[position] = value
         return flat.view(self.shape)
 
 
 @torch.no_grad()
 def collect_firings(
     saes: Sequence[SAE],
-    latents: Sequence[Sequence[int]],
     streams: Streams,
+    latents: Sequence[Sequence[int]] | None = None,
     tokens_at_once: int = 2048,
     tick: Tick | None = None,
 ) -> list[Firings]:
-    """For each SAE the firings of its own list of latents at the counted tokens.
-
-    Only the encoder rows of those latents are used, so that the cost does not grow with m.
-    """
-    encoders = [_Rows(sae, chosen) for sae, chosen in zip(saes, latents, strict=True)]
+    """Firings of each SAE at the counted tokens: of its own list of latents, or of all."""
+    given: Sequence[Sequence[int] | None] = latents or [None] * len(saes)
+    chosen = [None if own is None else torch.tensor([*own], dtype=torch.int64) for own in given]
     found: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in saes]
     held = read = 0
-    for contexts, places, x in streams:
-        for encoder, kept in zip(encoders, found, strict=True):
-            size = _piece(tokens_at_once, len(encoder.bias))
-            for piece, where in zip(x.to(encoder.bias.device).split(size), places.split(size), strict=True):
-                codes = encoder(piece)
-                token, column = codes.nonzero(as_tuple=True)
-                value = codes[token, column].float().cpu()
-                kept.append((column.int().cpu(), where[token.cpu()].int(), value))
-                held += len(value)
+    for contexts, positions, x in streams:
+        for sae, some, kept in zip(saes, chosen, found, strict=True):
+            width = sae.d_sae if some is None else len(some)
+            codes = sae.encode_sparse(x, some, min(MAX_CODES, tokens_at_once * width))
+            position = positions[codes.token.cpu()].int()
+            kept.append((position, codes.latent.int().cpu(), codes.value.float().cpu()))
+            held += len(position)
         read += contexts
-        if held > MOST_FIRINGS:
+        if held > MAX_FIRINGS:
             raise UserError(
-                f"max_latents: {held} firings after {read} contexts, more than can be held; take fewer latents, SAEs "
-                "or contexts"
+                f"{held:,} firings after {read:,} contexts are more than can be held; "
+                "read fewer tokens, latents or SAEs"
             )
         if tick is not None:
             tick(contexts)
-    shape = (len(streams.contexts), streams.contexts.shape[1])
-    return [
-        Firings(list(chosen), shape, *(torch.cat(parts) for parts in zip(*kept, strict=True)))
-        for chosen, kept in zip(latents, found, strict=True)
-    ]
-
-
-class _Rows:
-    """x [t, d] -> the codes of some latents [t, c], as `SAE.encode` gives them."""
-
-    def __init__(self, sae: SAE, latents: Sequence[int]):
-        rows = torch.tensor(list(latents), dtype=torch.int64, device=sae.device)
-        self.weight, self.bias, self.shift = sae.W_enc.T[rows], sae.b_enc[rows], sae.b_dec
-        self.threshold = sae.threshold[rows] if sae.threshold.ndim else sae.threshold
-
-    def __call__(self, x: Tensor) -> Tensor:
-        z = torch.relu((x.to(self.weight.dtype) - self.shift) @ self.weight.T + self.bias)
-        return z * (z > self.threshold)
-
-
-def _piece(tokens: int, width: int) -> int:
-    """Tokens at once, fewer where their codes would be too many."""
-    return max(1, min(tokens, MOST_CODES // max(1, width)))
+    firings = []
+    for sae, kept, own in zip(saes, found, given, strict=True):
+        position, latent, value = (torch.cat(parts) for parts in zip(*kept, strict=True))
+        if not bool(value.isfinite().all()):
+            raise UserError("the SAE gives codes that are nan or infinite: its weights are damaged")
+        codes = SparseCodes(position, latent, value, streams.contexts.numel(), sae.d_sae)
+        firings.append(Firings.sort(codes, streams.contexts.shape, own))
+    return firings
 
 
 HOOK = re.compile(r"blocks\.(\d+)\.(?:\w+\.)?hook_(\w+)")

@@ -6,7 +6,8 @@ order of each sum is fixed, so on a CPU results are the same in every run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -58,9 +59,62 @@ class SparseCodes(NamedTuple):
             self.latent, W_dec, starts(self.token, self.tokens), mode="sum", per_sample_weights=self.value
         )
 
-    def to(self, device: str | torch.device) -> SparseCodes:
-        """The same codes on another device."""
-        return self._replace(token=self.token.to(device), latent=self.latent.to(device), value=self.value.to(device))
+    def starts(self) -> Tensor:
+        """Index at which each token's entries start, and the end of the last: [tokens + 1]."""
+        return starts(self.token, self.tokens + 1)
+
+    def where(self, kept: Tensor) -> SparseCodes:
+        """The entries with kept [n] bool."""
+        index = kept.nonzero().squeeze(1)
+        return self._replace(token=self.token[index], latent=self.latent[index], value=self.value[index])
+
+    def rows(self, tokens: Tensor) -> SparseCodes:
+        """Codes of the tokens [t], in this order."""
+        own = self.starts()
+        counts = own.diff()[tokens]
+        ends = counts.cumsum(0)
+        entries = int(ends[-1]) if len(ends) else 0
+        token = torch.arange(len(tokens), device=tokens.device).repeat_interleave(counts, output_size=entries)
+        index = torch.arange(entries, device=tokens.device) + (own[tokens] - ends + counts)[token]
+        return SparseCodes(token, self.latent[index], self.value[index], len(tokens), self.d_sae)
+
+    def split(self, size: int) -> Iterator[SparseCodes]:
+        """Codes of `size` tokens after another, at least one part; latents and values are views."""
+        firsts = [*range(0, max(1, self.tokens), size), self.tokens]
+        ends = self.starts()[firsts].tolist()
+        for (first, last), (start, end) in zip(pairwise(firsts), pairwise(ends), strict=True):
+            inside = slice(start, end)
+            token, latent, value = self.token[inside] - first, self.latent[inside], self.value[inside]
+            yield SparseCodes(token, latent, value, last - first, self.d_sae)
+
+    def columns(self, latents: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Dense codes [t, c] of the latents [c] on the tokens [t] or on all; each is given once."""
+        column = _index_of(latents, self.d_sae, self.latent.dtype)[self.latent]
+        row = self.token if tokens is None else _index_of(tokens, self.tokens, self.token.dtype)[self.token]
+        inside = column >= 0 if tokens is None else (column >= 0) & (row >= 0)
+        dense = self.value.new_zeros(self.tokens if tokens is None else len(tokens), len(latents))
+        dense[row[inside], column[inside]] = self.value[inside]
+        return dense
+
+    def renumbered(self, latents: Tensor) -> SparseCodes:
+        """The same codes with latents numbered by their index in `latents`, which must contain all that are active."""
+        latent = _index_of(latents, self.d_sae, self.latent.dtype)[self.latent]
+        return self._replace(latent=latent, d_sae=len(latents))
+
+    def padded(self, entries: Tensor) -> Tensor:
+        """One number per entry [n] -> one row per token [tokens, most entries of a token], filled up with 0."""
+        own = self.starts()
+        width = max(1, int(own.diff().max())) if self.tokens else 1
+        table = entries.new_zeros(self.tokens, width)
+        table[self.token, torch.arange(len(entries), device=entries.device) - own[self.token]] = entries
+        return table
+
+
+def _index_of(chosen: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """[count]: each number's index in `chosen` [c], -1 for numbers that are not in it."""
+    index = torch.full((count,), -1, dtype=dtype, device=chosen.device)
+    index[chosen] = torch.arange(len(chosen), dtype=dtype, device=chosen.device)
+    return index
 
 
 def starts(groups: Tensor, count: int) -> Tensor:

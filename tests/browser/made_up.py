@@ -10,10 +10,11 @@ from tokenizers import Tokenizer, models
 from sampled_sae.browser.collect import Browsed, Other
 from sampled_sae.browser.decoder import OutputTokens, neighbours
 from sampled_sae.browser.files import LATENTS_A_CHUNK, Page
-from sampled_sae.browser.firings import Firings, sort_firings
 from sampled_sae.browser.known import Density, Meaning, Unique
 from sampled_sae.browser.windows import histogram, pick_windows, top_tokens
 from sampled_sae.browser.write import write_browser
+from sampled_sae.evals.reading import Firings
+from sampled_sae.method.codes import SparseCodes
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -49,7 +50,7 @@ def made_up_firings(m: int, n: int, length: int, k: float = 4.0, seed: int = 0) 
     fires = torch.rand(n * length, m, generator=generator) < rate
     place, latent = fires.nonzero(as_tuple=True)
     value = torch.rand(len(place), generator=generator).pow(2) * 9 + 0.5
-    return sort_firings(latent, place, value, m, length)
+    return Firings.sort(SparseCodes(place, latent, value, n * length, m), (n, length))
 
 
 def made_up_page(words: int, m: int = M, n: int = N, length: int = L, other: bool = True) -> Page:

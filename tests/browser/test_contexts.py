@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampled_sae.browser.firings import sort_firings
 from sampled_sae.browser.windows import TOP, pick_windows
+from sampled_sae.evals.reading import Firings
+from sampled_sae.method.codes import SparseCodes
 from tests.browser.made_up import made_up_firings
 
 
@@ -14,7 +15,7 @@ from tests.browser.made_up import made_up_firings
 def test_against_a_plain_search(seed, top, bands, each, k):
     firings = made_up_firings(9, 11, 8, k, seed)
     dense = torch.zeros(9, 11, 8)
-    flat = torch.stack((firings.latent.long(), firings.place.long() // 8, firings.place.long() % 8))
+    flat = torch.stack((firings.latent.long(), firings.position.long() // 8, firings.position.long() % 8))
     dense[tuple(flat)] = firings.value
     windows = pick_windows(firings, top, bands, each, seed)
     assert windows.latent.tolist() == sorted(windows.latent.tolist())
@@ -22,10 +23,10 @@ def test_against_a_plain_search(seed, top, bands, each, k):
         own = [
             [int(column[i]) for column in windows] for i in range(len(windows.latent)) if windows.latent[i] == latent
         ]
-        shown = [int(firings.place[centre]) // 8 for _, _, centre, _, _ in own]
+        shown = [int(firings.position[centre]) // 8 for _, _, centre, _, _ in own]
         assert len(set(shown)) == len(shown), "a context is shown once"
         for (_, band, centre, first, last), context in zip(own, shown, strict=True):
-            there = firings.place[first:last].long()
+            there = firings.position[first:last].long()
             assert (there // 8 == context).all() and (firings.latent[first:last] == latent).all()
             assert last - first == int((dense[latent, context] > 0).sum()) and first <= centre < last
             if band != TOP:
@@ -47,7 +48,7 @@ def test_draws_are_fair_and_of_the_seed():
     place = torch.arange(41) * 4
     value = torch.ones(41)
     value[0] = 10.0
-    firings = sort_firings(torch.zeros(41), place, value, 1, 4)
+    firings = Firings.sort(SparseCodes(place, torch.zeros(41), value, 164, 1), (41, 4))
     counts = torch.zeros(41)
     for seed in range(400):
         windows = pick_windows(firings, 1, 5, 4, seed)
@@ -61,5 +62,5 @@ def test_draws_are_fair_and_of_the_seed():
 
 @pytest.mark.parametrize("top", [1, 5])
 def test_a_latent_with_one_firing(top):
-    firings = sort_firings(torch.tensor([2]), torch.tensor([5]), torch.tensor([1.5]), 4, 4)
+    firings = Firings.sort(SparseCodes(*(torch.tensor([v]) for v in (5, 2, 1.5)), 8, 4), (2, 4))
     assert [column.tolist() for column in pick_windows(firings, top, 5, 3)] == [[2], [TOP], [0], [0], [1]]

@@ -80,7 +80,7 @@ def test_index(files):
 def test_a_chunk_holds_each_latents_contexts(files):
     browsed = PAGE.browsed
     dense = torch.zeros(M, browsed.contexts.numel())
-    dense[browsed.firings.latent.long(), browsed.firings.place.long()] = browsed.firings.value
+    dense[browsed.firings.latent.long(), browsed.firings.position.long()] = browsed.firings.value
     dense = dense.view(M, *browsed.contexts.shape)
     seen = 0
     for number in range(PAGE.chunks):
@@ -115,7 +115,7 @@ def test_text_files_hold_the_text(files, monkeypatch):
     parts = {name: read(text)[1] for name, text in data_files(PAGE, hostile_tokenizer())}
     texts = [unpack(parts[f"text-{i}"]["tokens"]) for i in range(sum(name.startswith("text-") for name in parts))]
     assert len(texts) == 3 and torch.cat(texts).tolist() == PAGE.browsed.contexts.flatten().tolist()
-    assert parts["index"]["contextsAFile"] == len(texts[0]) // PAGE.browsed.firings.length
+    assert parts["index"]["contextsAFile"] == len(texts[0]) // PAGE.browsed.firings.shape[1]
 
 
 def test_a_rerun_leaves_only_what_it_made(tmp_path):

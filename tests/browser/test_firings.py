@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from sampled_sae.browser import firings as module
-from sampled_sae.browser.firings import read_firings
 from sampled_sae.browser.windows import NONE, histogram, top_tokens
-from sampled_sae.evals.reading import Streams
+from sampled_sae.evals import reading
+from sampled_sae.evals.reading import Streams, collect_firings
 from sampled_sae.utils.errors import UserError
 from tests.browser.made_up import made_up_firings
 from tests.evals.autointerp.tools import ALWAYS, LATENTS, LAYER, NEVER, WORDS, word_contexts, word_model, word_sae
@@ -16,7 +15,8 @@ def read(saes, at_once=2048, contexts=None):
     contexts = word_contexts(20) if contexts is None else contexts
     counted = torch.ones(contexts.shape, dtype=torch.bool)
     counted[:, 0] = False
-    return read_firings(saes, Streams(word_model(), LAYER, contexts, counted, at_once=6, keep_gib=0.0), at_once)
+    streams = Streams(word_model(), LAYER, contexts, counted, at_once=6, keep_gib=0.0)
+    return collect_firings(saes, streams, tokens_at_once=at_once)
 
 
 def test_against_dense_codes():
@@ -27,7 +27,7 @@ def test_against_dense_codes():
     first, second = read([sae, sae], at_once=7)
     assert all(torch.equal(a, b) for a, b in zip(first[:3], second[:3], strict=True))
     dense = torch.zeros(contexts.numel(), sae.d_sae)
-    dense[first.place.long(), first.latent.long()] = first.value
+    dense[first.position.long(), first.latent.long()] = first.value
     torch.testing.assert_close(dense.view(*contexts.shape, -1), codes)
     assert torch.equal(first.fired, (codes > 0).sum((0, 1)))
     torch.testing.assert_close(first.maximum, codes.amax((0, 1)))
@@ -47,7 +47,7 @@ def test_summaries_against_loops():
     counts = histogram(found, 7)
     for latent in range(30):
         own = found.latent == latent
-        value, ids = found.value[own].double(), contexts.flatten()[found.place[own].long()]
+        value, ids = found.value[own].double(), contexts.flatten()[found.position[own].long()]
         total = torch.zeros(5, dtype=torch.float64).index_add(0, ids, value)
         order = total.argsort(descending=True)[: min(3, int((total > 0).sum()))]
         assert tokens[latent, : len(order)].tolist() == order.tolist() and (tokens[latent, len(order) :] == NONE).all()
@@ -70,6 +70,6 @@ def test_too_many_and_damaged(monkeypatch):
     damaged.b_enc.data[2] = torch.nan
     with pytest.raises(UserError, match="its weights are damaged"):
         read([damaged])
-    monkeypatch.setattr(module, "MOST_FIRINGS", 100)
-    with pytest.raises(UserError, match="more than can be held; read fewer tokens"):
+    monkeypatch.setattr(reading, "MAX_FIRINGS", 100)
+    with pytest.raises(UserError, match="are more than can be held; read fewer tokens"):
         read([word_sae()])

@@ -15,10 +15,16 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sampled_sae.evals.absorption.codes import encode_words
 from sampled_sae.evals.absorption.probes import Spelling, learn_to_spell
 from sampled_sae.evals.absorption.schema import AbsorptionConfig, AbsorptionResult, LetterResult, Spread, spread
-from sampled_sae.evals.absorption.score import Absorption, MainLatents, absorption, count_absorbers, find_main_latents
+from sampled_sae.evals.absorption.score import (
+    Absorption,
+    MainLatents,
+    absorption,
+    count_absorbers,
+    encode_words,
+    find_main_latents,
+)
 from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, Progress, make_prompts, read_layers
 from sampled_sae.evals.reading import checked
 from sampled_sae.models.language_model import LanguageModel
@@ -86,7 +92,7 @@ def measure_sae(
     """All 26 letters of one SAE."""
     train, test = (encode_words(sae, part.x, settings.words_at_once) for part in (readings.train, readings.test))
     latents, own = None, dict[int, Absorption]()
-    if len(train.latents):
+    if len(train.value):
         truths = [spelling.truth(part.letters.to(sae.device)) for part in (readings.train, readings.test)]
         latents = find_main_latents(train, test, truths[0], truths[1], settings)
         own = _absorbed(sae, readings, spelling, latents, settings)

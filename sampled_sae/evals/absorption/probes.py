@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from sampled_sae.evals.absorption.codes import Codes
 from sampled_sae.evals.absorption.schema import AbsorptionConfig, Start
 from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, Progress, make_prompts, read_layers
+from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 
@@ -88,30 +88,20 @@ class Dense(NamedTuple):
 class Sparse(NamedTuple):
     """Codes, of which only what fires is multiplied."""
 
-    codes: Codes
-    rows: Tensor
-    """The word of each entry."""
+    codes: SparseCodes
 
     def batches(self, order: Tensor, size: int) -> Iterator[Batch]:
-        shuffled = self.codes.take(order)
-        for first in range(0, len(order), size):
-            part = shuffled.part(first, min(first + size, len(order)))
-            rows = part.rows
-            if rows.is_cuda:
-                # A GPU adds in any order; the product of dense matrices is the same each time, and fast there.
-                dense = part.values.new_zeros(len(part.counts), part.m)
-                dense[rows, part.latents] = part.values
-                yield Dense(dense)
-            else:
-                yield Sparse(part, rows)
+        for part in self.codes.rows(order).split(size):
+            # A GPU adds in any order; the product of dense matrices is the same each time, and fast there.
+            yield Dense(part.dense()) if part.value.is_cuda else Sparse(part)
 
     def times(self, weight: Tensor) -> Tensor:
-        products = weight[self.codes.latents] * self.codes.values[:, None]
-        return weight.new_zeros(len(self.codes.counts), weight.shape[1]).index_add_(0, self.rows, products)
+        products = weight[self.codes.latent] * self.codes.value[:, None]
+        return weight.new_zeros(self.codes.tokens, weight.shape[1]).index_add_(0, self.codes.token, products)
 
     def gradient(self, errors: Tensor) -> Tensor:
-        products = errors[self.rows] * self.codes.values[:, None]
-        return errors.new_zeros(self.codes.m, errors.shape[1]).index_add_(0, self.codes.latents, products)
+        products = errors[self.codes.token] * self.codes.value[:, None]
+        return errors.new_zeros(self.codes.d_sae, errors.shape[1]).index_add_(0, self.codes.latent, products)
 
 
 @torch.no_grad()

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampled_sae.evals.absorption.codes import Codes
 from sampled_sae.evals.absorption.probes import Schedule, Sparse, f1, fit_by_adam, fit_exactly, start_at
 from sampled_sae.evals.absorption.schema import Absorber, AbsorptionConfig
+from sampled_sae.method.codes import SparseCodes
+from sampled_sae.sae import SAE
 
 
 class MainLatents(NamedTuple):
@@ -25,8 +26,19 @@ class MainLatents(NamedTuple):
     """The first ones, as many as are main latents."""
 
 
+@torch.no_grad()
+def encode_words(sae: SAE, x: Tensor, at_once: int) -> SparseCodes:
+    """x [n, d_in] -> float32 codes on the SAE's device, scaled as if every decoder row had norm 1.
+
+    SAEs trained here have unit rows already; for others this makes activations comparable.
+    """
+    codes = sae.encode_sparse(x, max_values=at_once * sae.d_sae)
+    codes = codes._replace(value=(codes.value * sae.W_dec.norm(dim=1)[codes.latent]).float())
+    return codes.where(codes.value > 0)
+
+
 def find_main_latents(
-    train: Codes, test: Codes, train_truth: Tensor, test_truth: Tensor, settings: AbsorptionConfig
+    train: SparseCodes, test: SparseCodes, train_truth: Tensor, test_truth: Tensor, settings: AbsorptionConfig
 ) -> MainLatents:
     """Codes of the words and truth [n, letters] bool -> main latents; some latent must fire at a training word."""
     ranked = rank_latents(train, train_truth, settings)
@@ -44,16 +56,15 @@ def find_main_latents(
     return MainLatents(latents, by_k, main)
 
 
-def rank_latents(codes: Codes, truth: Tensor, settings: AbsorptionConfig) -> Tensor:
+def rank_latents(codes: SparseCodes, truth: Tensor, settings: AbsorptionConfig) -> Tensor:
     """The latents with the largest weights in an L1 probe, [letters, k], largest first; k is at most `max_k`."""
     s = settings
     schedule = Schedule(s.sparse_epochs, s.sparse_batch, s.lr, s.end_lr, s.sparse_decay, s.l1)
-    start = start_at(s.start, codes.m, truth.shape[1], s.seed, codes.values.device)
+    start = start_at(s.start, codes.d_sae, truth.shape[1], s.seed, codes.value.device)
     # Latents that fire at no word have no part in any other's weight, and nothing to say.
-    firing = codes.latents.unique()
-    inside = codes.renumbered(firing)
+    firing = codes.latent.unique()
     start = start._replace(weight=start.weight[firing])
-    probes = fit_by_adam(Sparse(inside, inside.rows), truth.float(), start, schedule, s.seed)
+    probes = fit_by_adam(Sparse(codes.renumbered(firing)), truth.float(), start, schedule, s.seed)
     # Not by size alone: a latent that speaks against the letter is not its latent.
     places = probes.weight.topk(min(s.max_k, len(firing)), dim=0).indices
     return firing[places].T
@@ -105,7 +116,7 @@ class Absorption(NamedTuple):
 @torch.no_grad()
 def absorption(
     x: Tensor,
-    codes: Codes,
+    codes: SparseCodes,
     letters: Tensor,
     directions: Tensor,
     decoder: Tensor,
@@ -125,24 +136,23 @@ def absorption(
         is_main[letter, list(latents)] = True
     projections = (x.to(directions) * directions[letters]).sum(1)
     parts = []
-    for first in range(0, max(1, len(x)), settings.words_at_once):
-        last = min(first + settings.words_at_once, len(x))
-        part, some = codes.part(first, last), slice(first, last)
-        parts.append(_measure(projections[some], part, letters[some], cosines, is_main, settings))
+    size = settings.words_at_once
+    for part, a, letter in zip(codes.split(size), projections.split(size), letters.split(size), strict=True):
+        parts.append(_measure(a, part, letter, cosines, is_main, settings))
     return Absorption(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
 
 def _measure(
-    a: Tensor, codes: Codes, letters: Tensor, cosines: Tensor, is_main: Tensor, settings: AbsorptionConfig
+    a: Tensor, codes: SparseCodes, letters: Tensor, cosines: Tensor, is_main: Tensor, settings: AbsorptionConfig
 ) -> Absorption:
     """The same for some words; a [n] is what the probe's direction holds of each."""
-    letter = letters[codes.rows]
-    cosine, own = cosines[letter, codes.latents], is_main[letter, codes.latents]
-    r = codes.values * cosine
+    letter = letters[codes.token]
+    cosine, own = cosines[letter, codes.latent], is_main[letter, codes.latent]
+    r = codes.value * cosine
     main = codes.padded(torch.where(own, r, 0.0)).sum(1)
     candidate = ~own & (cosine >= settings.min_cosine) & (r > 0)
     largest, place = _largest(codes.padded(torch.where(candidate, r, 0.0)), settings.absorbers)
-    latents = codes.padded(codes.latents + 1) - 1  # -1 where there is none
+    latents = codes.padded(codes.latent + 1) - 1  # -1 where there is none
     others = largest.sum(1)
     # Of nothing, or of less, there is no share.
     enough = (a > 0) & (others >= settings.min_share * a)
@@ -152,7 +162,7 @@ def _measure(
     absorbers = torch.where((largest > 0) & (fraction > 0)[:, None], latents.gather(1, place), -1)
     top, which = codes.padded(r).max(1)
     top_cosine = codes.padded(cosine).gather(1, which[:, None]).squeeze(1)
-    silent = codes.padded(torch.where(own, codes.values, 0.0)).amax(1) < SILENT
+    silent = codes.padded(torch.where(own, codes.value, 0.0)).amax(1) < SILENT
     full = silent & (top_cosine >= settings.min_cosine_full) & (a > 0) & (top >= settings.min_share * a)
     return Absorption(fraction, full, absorbers, latents.gather(1, which[:, None]).squeeze(1))
 

@@ -275,7 +275,7 @@ def evaluate_autointerp_many(
             keep_gib=0.0 if settings.latents else settings.keep_gib,
         )
         chosen, alive = _choose(saes, streams, settings, steps)
-        found = collect_firings(saes, chosen, streams, settings.tokens_at_once, steps.add)
+        found = collect_firings(saes, streams, chosen, settings.tokens_at_once, steps.add)
     except torch.cuda.OutOfMemoryError:
         raise UserError(
             f"contexts_at_once = {settings.contexts_at_once}, tokens_at_once = {settings.tokens_at_once}: out of GPU "

@@ -69,7 +69,7 @@ def find_examples(
     contexts = contexts.long().cpu()
     counted = counted_positions(contexts, skip_first, left_out)
     streams = Streams(model, layer, contexts, counted, norm_factor=norm_factor, at_once=contexts_at_once, keep_gib=0.0)
-    [firings] = collect_firings([sae], [latents], streams)
+    [firings] = collect_firings([sae], streams, [latents])
     found = {}
     for latent in latents:
         dense = firings.dense(latent)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sampled_sae.evals.probing.data import Labelled, load
 from sampled_sae.evals.probing.draw import Draws, Part, Task, draw
-from sampled_sae.evals.probing.features import CHARACTERS_A_TOKEN, Entries, bos_token, read, tokenize
+from sampled_sae.evals.probing.features import CHARACTERS_A_TOKEN, MeanCodes, bos_token, read, tokenize
 from sampled_sae.evals.probing.fit import fit, fit_adam, fit_one
 from sampled_sae.evals.probing.schema import (
     DatasetResult,
@@ -229,20 +229,19 @@ def _measure(
     results = []
     while features.codes:
         # One after the other, and each is let go of when it is done: together they may be large.
-        entries = features.codes.pop(0)
-        mine, everything = _probe(entries, tasks, settings, told)
+        mine, everything = _probe(features.codes.pop(0), tasks, settings, told)
         results.append(_dataset_result(work, tasks, mine, everything, top, whole))
     return results
 
 
 def _probe(
-    entries: Entries, tasks: Sequence[Task], settings: ProbingConfig, told: _Told
+    means: MeanCodes, tasks: Sequence[Task], settings: ProbingConfig, told: _Told
 ) -> tuple[TopProbes, list[Scores] | None]:
     """One SAE's probes on its best latents and on all of them."""
-    top = top_probes(entries.difference, entries.columns, tasks, settings.k)
+    top = top_probes(means.difference, means.columns, tasks, settings.k)
     if not settings.all_latents:
         return top, None
-    return top, _dense(entries.rows, tasks, entries.difference.device, entries.m, settings, told)
+    return top, _dense(means.rows, tasks, means.difference.device, means.difference.shape[1], settings, told)
 
 
 def _dense(

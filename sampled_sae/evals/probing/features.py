@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sampled_sae.data.contexts import HALVES, Tokenizer
 from sampled_sae.evals.probing.schema import ProbingConfig
+from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -76,59 +77,40 @@ def batches(ids: list[list[int]], before: list[int], at_once: int) -> Iterator[T
         yield Tokens(first, padded, torch.tensor([len(one) - len(before) for one in part]))
 
 
-class Entries:
-    """The mean codes of some texts by one SAE, [N, m], as their nonzero entries; texts come in their order."""
+class MeanCodes:
+    """Mean codes [N, d_sae] of N texts by one SAE, as sparse codes; texts are added in their order."""
 
     def __init__(self, sae: SAE, contrast: Tensor):
-        """`contrast` [T, N]: weights of the texts in sums that are taken on the way, one a task."""
-        self.m = sae.d_sae
+        """`contrast` [T, N]: weights of the texts in sums that are taken on the way, one per task."""
         self.contrast = contrast.to(sae.device, torch.float64)
         self.difference = torch.zeros(len(contrast), sae.d_sae, dtype=torch.float64, device=sae.device)
-        """[T, m]: the weighted sums over the texts so far."""
-        self._row: list[Tensor] = []
-        self._latent: list[Tensor] = []
-        self._value: list[Tensor] = []
+        """[T, d_sae]: the weighted sums over the texts so far."""
+        self._parts: list[SparseCodes] = []
 
     def add(self, first: int, means: Tensor) -> None:
-        """The mean codes [t, m] of the texts from number `first` on."""
+        """Mean codes [t, d_sae] of the texts from number `first` on."""
         self.difference += self.contrast[:, first : first + len(means)] @ means.double()
-        row, latent = means.nonzero(as_tuple=True)
-        self._value.append(means[row, latent])
-        self._row.append((row + first).int())
-        self._latent.append(latent.int())
+        codes = SparseCodes.from_dense(means)
+        self._parts.append(codes._replace(token=codes.token.int(), latent=codes.latent.int()))
 
-    def _all(self) -> tuple[Tensor, Tensor, Tensor]:
-        # Joined once; the list of one tensor stays.
-        for parts in (self._row, self._latent, self._value):
-            if len(parts) > 1:
-                parts[:] = [torch.cat(parts)]
-        return self._row[0], self._latent[0], self._value[0]
+    @property
+    def codes(self) -> SparseCodes:
+        """The mean codes of all texts, as the codes of one token per text."""
+        self._parts = [SparseCodes.cat(self._parts)]
+        return self._parts[0]
 
     def columns(self, latents: Tensor) -> Tensor:
         """Latents [u], each once -> their means [N, u] float64."""
-        return self._dense(torch.arange(self.contrast.shape[1], device=latents.device), latents).double()
+        return self.codes.columns(latents).double()
 
     def rows(self, texts: Tensor) -> Tensor:
         """Numbers of texts [n], each once -> the means [n, u] of the u latents that are not 0 in all of them."""
-        row, latent, _ = self._all()
-        wanted = torch.zeros(self.contrast.shape[1], dtype=torch.bool, device=row.device)
+        codes = self.codes
+        wanted = torch.zeros(codes.tokens, dtype=torch.bool, device=texts.device)
         wanted[texts] = True
-        used = torch.zeros(self.m, dtype=torch.bool, device=row.device)
-        used[latent[wanted[row]]] = True
-        return self._dense(texts, used.nonzero().squeeze(1))
-
-    def _dense(self, texts: Tensor, latents: Tensor) -> Tensor:
-        """Texts [n] and latents [u] -> [n, u]."""
-        row, latent, value = self._all()
-        place = row.new_full((self.contrast.shape[1],), -1)
-        place[texts] = torch.arange(len(texts), dtype=place.dtype, device=place.device)
-        column = row.new_full((self.m,), -1)
-        column[latents] = torch.arange(len(latents), dtype=place.dtype, device=place.device)
-        i, j = place[row], column[latent]
-        inside = (i >= 0) & (j >= 0)
-        dense = value.new_zeros(len(texts), len(latents))
-        dense[i[inside], j[inside]] = value[inside]
-        return dense
+        used = torch.zeros(codes.d_sae, dtype=torch.bool, device=texts.device)
+        used[codes.latent[wanted[codes.token]]] = True
+        return codes.columns(used.nonzero().squeeze(1), texts)
 
 
 class Features(NamedTuple):
@@ -136,7 +118,7 @@ class Features(NamedTuple):
 
     residual: Tensor
     """[N, d] float64: mean residual stream of each text."""
-    codes: list[Entries]
+    codes: list[MeanCodes]
     """Mean codes of each text, for each SAE."""
 
 
@@ -149,19 +131,19 @@ def read(
     settings: ProbingConfig,
     progress: Callable[[int], None],
 ) -> Features:
-    """Token ids of N texts, sorted by length -> their features; `contrast` [T, N] as in `Entries`.
+    """Token ids of N texts, sorted by length -> their features; `contrast` [T, N] as in `MeanCodes`.
 
     `progress` is told after each part how many texts were read in it.
     """
     before = bos_token(model.tokenizer, settings)
-    codes = [Entries(sae, contrast) for sae in saes]
+    codes = [MeanCodes(sae, contrast) for sae in saes]
     residual: list[Tensor] = []
     for part in batches(ids, before, settings.contexts_at_once):
         stream = model.activations(part.ids, [layer])[layer][:, len(before) :]
         weights = _weights(part.lengths, stream.shape[1]).to(stream.device)
         residual.append((stream.double() * weights[..., None]).sum(1))
-        for sae, entries in zip(saes, codes, strict=True):
-            entries.add(part.first, _pool(sae, stream, weights, settings))
+        for sae, means in zip(saes, codes, strict=True):
+            means.add(part.first, _pool(sae, stream, weights, settings))
         progress(len(part.ids))
     found = torch.cat(residual)
     if not bool(found.isfinite().all()):

@@ -9,27 +9,22 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import nn
 
-from sampled_sae.evals.absorption.codes import Codes, encode_words
 from sampled_sae.evals.absorption.probes import Dense, Schedule, Sparse, f1, fit_by_adam, fit_exactly, start_at
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.evals.absorption.score import (
     absorption,
     count_absorbers,
+    encode_words,
     find_main_latents,
     rank_latents,
     split,
     without_silent_words,
 )
 from sampled_sae.method.architectures import InferenceConfig
+from sampled_sae.method.codes import SparseCodes
 from sampled_sae.sae import SAE
 
 seeds = st.integers(0, 2**32 - 1)
-
-
-def codes_of(dense: torch.Tensor) -> Codes:
-    fired = dense > 0
-    starts = torch.cat([torch.zeros(1, dtype=torch.int64), fired.sum(1).cumsum(0)])
-    return Codes(starts, fired.nonzero()[:, 1], dense[fired], dense.shape[1])
 
 
 def sparse_codes(n: int, m: int, generator: torch.Generator, share: float = 0.2) -> torch.Tensor:
@@ -40,27 +35,6 @@ def sparse_codes(n: int, m: int, generator: torch.Generator, share: float = 0.2)
 
 
 # ---- codes -------------------------------------------------------------------------------------------
-
-
-@given(seeds)
-@settings(max_examples=30, deadline=None)
-def test_codes_are_the_dense_ones(seed):
-    generator = torch.Generator().manual_seed(seed)
-    dense = sparse_codes(13, 17, generator)
-    codes = codes_of(dense)
-    every = torch.arange(17)
-    assert torch.equal(codes.columns(every), dense)
-    rows = torch.randperm(13, generator=generator)[:7]
-    assert torch.equal(codes.take(rows).columns(every), dense[rows])
-    assert torch.equal(codes.part(3, 9).columns(every), dense[3:9])
-    some = torch.randperm(17, generator=generator)[:5]
-    assert torch.equal(codes.columns(some), dense[:, some])
-    firing = dense.any(0).nonzero().view(-1)
-    assert torch.equal(codes.renumbered(firing).columns(torch.arange(len(firing))), dense[:, firing])
-    padded = codes.padded(codes.values)
-    assert torch.equal(
-        padded.sort(1, descending=True).values, dense.sort(1, descending=True).values[:, : padded.shape[1]]
-    )
 
 
 @torch.no_grad()
@@ -74,7 +48,7 @@ def test_encoding_is_the_saes_with_unit_decoder_rows():
     found = encode_words(sae, x, at_once=4)
     expected = sae.encode(x) * sae.W_dec.norm(dim=1)
     torch.testing.assert_close(found.columns(torch.arange(20)), expected)
-    assert (found.values > 0).all()
+    assert (found.value > 0).all()
     # What the SAE gives out is the same whatever the lengths of its rows, and so is this.
     scale = torch.rand(20, generator=generator) + 0.5
     other = SAE(InferenceConfig(6, 20))
@@ -123,7 +97,7 @@ def test_adam_is_torchs(l1, kind):
     start = start_at("random", 12, 4, 3, torch.device("cpu"))
     orders = torch.Generator().manual_seed(5)
     expected = by_torch(x, truth, start, schedule, [torch.randperm(50, generator=orders) for _ in range(6)])
-    inputs = Dense(x) if kind == "dense" else Sparse(codes_of(x), codes_of(x).rows)
+    inputs = Dense(x) if kind == "dense" else Sparse(SparseCodes.from_dense(x))
     found = fit_by_adam(inputs, truth, start, schedule, seed=5)
     torch.testing.assert_close(found.weight, expected.weight.T.detach(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.bias, expected.bias.detach(), rtol=1e-4, atol=1e-5)
@@ -207,7 +181,7 @@ def test_main_latents_are_those_that_hold_the_letter():
     x[(letters == 1) & ~half, 7] = 1.0
     x[letters == 2, 5] = 1.0
     truth = letters[:, None] == torch.arange(3)
-    train, test = codes_of(x[:600]), codes_of(x[600:])
+    train, test = SparseCodes.from_dense(x[:600]), SparseCodes.from_dense(x[600:])
     config = AbsorptionConfig(max_k=5, sparse_batch=100)
     found = find_main_latents(train, test, truth[:600], truth[600:], config)
     assert found.main == [[2], [4, 7], [5]]
@@ -220,7 +194,7 @@ def test_few_firing_latents_are_all_there_is_to_rank():
     x = torch.zeros(40, 100)
     x[:20, 3], x[20:, 50] = 1.0, 1.0
     truth = (torch.arange(40)[:, None] >= 20) == torch.tensor([False, True])
-    found = find_main_latents(codes_of(x), codes_of(x), truth, truth, AbsorptionConfig())
+    found = find_main_latents(SparseCodes.from_dense(x), SparseCodes.from_dense(x), truth, truth, AbsorptionConfig())
     assert found.ranked == [[3, 50], [50, 3]]
     assert found.main == [[3], [50]]
 
@@ -260,7 +234,9 @@ def test_absorption_is_its_definition(seed):
     directions = torch.randn(2, d, generator=generator)
     letters = torch.randint(2, (n,), generator=generator)
     main = [[0, 3], [7]]
-    found = absorption(x, codes_of(dense), letters, directions, decoder, main, AbsorptionConfig(words_at_once=5))
+    found = absorption(
+        x, SparseCodes.from_dense(dense), letters, directions, decoder, main, AbsorptionConfig(words_at_once=5)
+    )
     for row in range(n):
         letter = int(letters[row])
         fraction, full, S, top = one_word(x[row], dense[row].tolist(), directions[letter], decoder, main[letter])
@@ -294,7 +270,9 @@ def test_absorbers_are_counted():
     x = torch.tensor([[2.0, 0, 0, 0]] * 3)
     p = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
     dense = torch.tensor([[0, 2.0, 0, 0], [0, 2.0, 1.5, 0], [2.0, 0, 0, 0]])
-    found = absorption(x, codes_of(dense), torch.zeros(3, dtype=torch.int64), p, decoder, [[0]], AbsorptionConfig())
+    found = absorption(
+        x, SparseCodes.from_dense(dense), torch.zeros(3, dtype=torch.int64), p, decoder, [[0]], AbsorptionConfig()
+    )
     assert found.fraction.tolist() == [1.0, 1.0, 0.0]
     assert found.full.tolist() == [True, True, False]
     named, every = count_absorbers(found, most=1)

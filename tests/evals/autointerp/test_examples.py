@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from sampled_sae.evals import reading as stream
 from sampled_sae.evals.autointerp import windows as examples
+from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 from tests.evals.autointerp.tools import ALWAYS, LATENTS, NEVER, WORDS, word_contexts, word_model, word_sae
@@ -39,7 +40,7 @@ def test_firings_are_the_codes(contexts_at_once, tokens_at_once, keep_gib, skip_
     counted = stream.counted_positions(some_contexts(), skip_first, (int(some_contexts()[0, 9]),))
     text = streams(counted, at_once=contexts_at_once, keep_gib=keep_gib, norm_factor=norm_factor)
     counts = stream.count_firings(saes, text, tokens_at_once)
-    found = stream.collect_firings(saes, latents, text, tokens_at_once)
+    found = stream.collect_firings(saes, text, latents, tokens_at_once)
     norms = shared().activations(some_contexts(), [LAYER])[LAYER].norm(dim=2)
     high = counted & (norms > norm_factor * norms[counted].float().median())
     assert text.high_norm == int(high.sum())
@@ -69,7 +70,7 @@ def test_the_model_reads_once_if_what_it_gives_can_be_kept():
         first, again = list(text), list(text)
         assert lm.passes == passes
         assert [piece.contexts for piece in first] == [2, 2, 2, 1]
-        assert torch.equal(torch.cat([piece.places for piece in first]), torch.arange(70))
+        assert torch.equal(torch.cat([piece.positions for piece in first]), torch.arange(70))
         assert all(torch.equal(a.x, b.x) for a, b in zip(first, again, strict=True))
 
 
@@ -77,16 +78,16 @@ def test_the_model_reads_once_if_what_it_gives_can_be_kept():
 def test_a_threshold_for_each_latent():
     sae = random_sae()
     sae.threshold = torch.linspace(0, 2, 40)
-    [firings] = stream.collect_firings([sae], [[39, 20]], streams())
+    [firings] = stream.collect_firings([sae], streams(), [[39, 20]])
     codes = dense_codes(sae, torch.ones_like(some_contexts(), dtype=torch.bool))
     assert firings.count(39) == int((codes[..., 39] > 0).sum())
     assert firings.count(20) == int((codes[..., 20] > 0).sum()) > 0
 
 
 def test_too_many_firings_are_refused(monkeypatch):
-    monkeypatch.setattr(stream, "MOST_FIRINGS", 10)
-    with pytest.raises(UserError, match=r"max_latents: \d+ firings after \d contexts, more than can be held"):
-        stream.collect_firings([random_sae()], [range(40)], streams())
+    monkeypatch.setattr(stream, "MAX_FIRINGS", 10)
+    with pytest.raises(UserError, match=r"^[\d,]+ firings after \d contexts are more than can be held; read fewer"):
+        stream.collect_firings([random_sae()], streams(), [range(40)])
 
 
 @torch.no_grad()
@@ -107,9 +108,9 @@ def test_nothing_left_is_refused():
 
 def made(dense: torch.Tensor) -> stream.Firings:
     """One latent, number 7, with these activations [n, L]."""
-    place = dense.flatten().nonzero().squeeze(1)
-    value = dense.flatten()[place]
-    return stream.Firings([7], tuple(dense.shape), torch.zeros(len(place), dtype=torch.int32), place.int(), value)
+    codes = torch.zeros(dense.numel(), 8)
+    codes[:, 7] = dense.flatten()
+    return stream.Firings.sort(SparseCodes.from_dense(codes), dense.shape, [7])
 
 
 texts = st.tuples(st.integers(1, 6), st.integers(9, 30), st.floats(0, 1), st.integers(0, 99))

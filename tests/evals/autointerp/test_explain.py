@@ -16,7 +16,7 @@ def cases():
     contexts = word_contexts()
     latents = range(len(LATENTS))
     everywhere = torch.ones_like(contexts, dtype=torch.bool)
-    [firings] = collect_firings([word_sae()], [latents], Streams(word_model(), 0, contexts, everywhere))
+    [firings] = collect_firings([word_sae()], Streams(word_model(), 0, contexts, everywhere), [latents])
     return [build_case(contexts, firings, latent, AutointerpConfig(buffer=BUFFER)) for latent in latents]
 
 
