@@ -28,7 +28,7 @@ class Compare:
 
     def run(self) -> None:
         from sampled_sae.api import compare
-        from sampled_sae.reporting.compare_terminal import print_comparison
+        from sampled_sae.reporting.comparison import print_comparison
 
         found = compare(self.folders, config=self.similarity, embedder=self.embedder, out=self.out, device=self.device)
         print_comparison(found.to_dict())

@@ -26,7 +26,7 @@ class Report:
 
     def run(self) -> None:
         from sampled_sae.api import report
-        from sampled_sae.reporting.paper_tables_format import Missing
+        from sampled_sae.reporting.tables import Missing
         from sampled_sae.utils.measures import shown
 
         written = report(self.folders, self.out, model=self.model, layer=self.layer, figures=self.figures)

@@ -100,8 +100,7 @@ def need_extras() -> None:
 
 def show_results(results: dict[str, Any], out: Path) -> None:
     """The table in the terminal and the path of the page."""
-    from sampled_sae.reporting.synthetic import write_page
-    from sampled_sae.reporting.terminal import print_results
+    from sampled_sae.reporting.synthetic import print_results, write_page
 
     page = write_page(out)
     print_results(results)

@@ -7,15 +7,36 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sampled_sae.evals import titles
+from sampled_sae.evals import all_metrics, titles
 from sampled_sae.method.config import upgraded
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json
+from sampled_sae.utils.measures import Metric
 
 OWN, FOREIGN, WEIGHTS = "sampled_sae.json", "cfg.json", "sae_weights.safetensors"
 SYNTHETIC = "results.json"
+
+
+class Kind(NamedTuple):
+    """The numbers of one evaluation, or of training."""
+
+    name: str
+    """As in the file name SAE/evals/NAME.json; training's numbers are in the SAE's own settings."""
+    title: str
+    metrics: tuple[Metric, ...]
+
+
+TRAINING = "training"
+
+
+def kinds() -> list[Kind]:
+    """All registered evaluations in the order of the page, then training."""
+    return [
+        Kind(name, title, tuple(metric for metric in all_metrics() if metric.evaluation == name))
+        for name, title in titles().items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -106,7 +127,7 @@ def _is_sae(place: Path) -> bool:
     """Weights may have stayed on another machine: settings or results tell as well."""
     if (place / OWN).exists() or ((place / FOREIGN).exists() and (place / WEIGHTS).exists()):
         return True
-    return any((place / "evals" / f"{name}.json").exists() for name in titles())
+    return any((place / "evals" / f"{kind.name}.json").exists() for kind in kinds())
 
 
 def _read_folder(place: Path, found: Found) -> None:
@@ -157,7 +178,7 @@ def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
     config = own.get("config") if isinstance(own.get("config"), dict) else _config_of_run(run, folder.name)
     metadata = part(own, "metadata") or {k: v for k, v in part(foreign, "metadata").items() if v is not None}
     results = {}
-    for name in titles():
+    for name in (kind.name for kind in kinds()):
         path = folder / "evals" / f"{name}.json"
         content = _read(path, notes) if path.exists() else None
         if content is not None and not isinstance(content.get("result"), dict):
@@ -166,7 +187,7 @@ def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
             results[name] = content
     training = part(metadata, "training")
     if training:
-        results["training"] = {"result": training}
+        results[TRAINING] = {"result": training}
     if config is None:  # results that were copied without their SAE know its settings too
         config = next((one["sae"] for one in results.values() if isinstance(one.get("sae"), dict)), None)
     config = upgraded(config)

@@ -1,89 +1,193 @@
-"""What `sampled-sae compare` found, on the page: seeds, configurations, features that only one of two SAEs has."""
+"""compare.json on the page and in a terminal; paper_tables.py makes the paper's tables of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import plotly.graph_objects as go
-
-from sampled_sae.reporting import pages as parts
-from sampled_sae.reporting.compare_terminal import OLD_UNIQUE, matrix_caption, unique_note
+from sampled_sae.reporting.collect import part
+from sampled_sae.reporting.pages import Figure, render
 from sampled_sae.reporting.style import INK, SCALE, base_figure, plain, wrapped
-from sampled_sae.reporting.sweep import Stat
-from sampled_sae.utils.measures import form, in_html, number, shown
+from sampled_sae.reporting.terminal import console_of, drawn, fits, safe
+from sampled_sae.utils.measures import Cell, Column, Stat, Table, Value, form, listed, number, shown
 
-ROW = 34
-"""Pixels a row of a matrix."""
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from rich.console import Console, RenderableType
 
-
-def compare_part(folder: Path, content: dict[str, Any], number_: int) -> str:
-    """One compare.json."""
-    inner = [_seeds(_list(content, "seeds"))]
-    scores = content.get("scores") if isinstance(content.get("scores"), dict) else {}
-    for name, title in (("all", "MMCS between configurations"), ("live", "The same, live latents only")):
-        figure = _matrix(scores.get(name) if isinstance(scores, dict) else None)
-        if figure is not None:
-            caption = f"From the row's latents to the column's ({matrix_caption(content)})."
-            inner.append(parts.figure_block(f"compare-{number_}-{name}", figure, title, caption))
-    inner += [_unique(content), _top(_list(content, "saes")), _skipped(_list(content, "skipped"))]
-    if not any(inner):
-        inner = ["<p class='note'>The file holds no comparison.</p>"]
-    meaning = """<p class="note">MMCS is the mean over latents of the largest cosine of a latent's decoder row with any
-of the other SAE's; random is what random directions would give.</p>"""
-    return f"<section><h2>Comparison ({in_html(folder.name)})</h2>{meaning}{''.join(inner)}</section>"
+Content = Mapping[str, Any]
+OLD_UNIQUE = "made by an older version, which ignored latents without an explanation; run sampled-sae compare again"
+"""About tables of unique features of an older version."""
 
 
-def _list(content: Any, name: str) -> list[dict[str, Any]]:
-    found = content.get(name) if isinstance(content, dict) else None
+def dicts(content: Any, name: str) -> list[Content]:
+    """The objects in a list inside an object; empty where there is no such list."""
+    found = content.get(name) if isinstance(content, Mapping) else None
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
 
-def _seeds(rows: Sequence[dict[str, Any]]) -> str:
-    if not rows:
-        return ""
-    heads = ["Configuration", "Seeds", "MMCS", "random", "MMCS, live", "random, live", "one-to-one", "same feature"]
-    lines = []
-    for row in rows:
-        cells = [_spread(row.get("mmcs")), _plain(row.get("random")), _spread(row.get("live"))]
-        cells += [_plain(row.get("live_random")), _spread(row.get("matched")), _spread(row.get("shared"))]
-        count = len(row["seeds"]) if isinstance(row.get("seeds"), list) else 0
-        name = f"<th scope='row'>{in_html(row.get('group'))}</th>"
-        lines.append(f"{name}<td data-value='{count}'>{count}</td>" + "".join(cells))
-    table = parts.table([f"<button>{head}</button>" for head in heads], lines, label="Across seeds")
-    return f"<h3 class='apart'>Across seeds</h3>{table}"
+# ---- tables of all outputs -----------------------------------------------------------------------------
+
+SEED_COLUMNS = {
+    "mmcs": "MMCS",
+    "random": "random",
+    "live": "MMCS, live",
+    "live_random": "random, live",
+    "matched": "one-to-one",
+    "shared": "same feature",
+}
 
 
-def _spread(value: Any) -> str:
-    """Mean over pairs, with the smallest and the largest below."""
-    numbers = [number(value.get(name)) for name in ("mean", "low", "high")] if isinstance(value, dict) else [None]
-    known = [one for one in numbers if one is not None]
-    return parts.cell(Stat(*known) if len(known) == 3 else None, 3, False)
+def _seed_table(content: Content, cell: Callable[[Any], Cell]) -> Table:
+    """A row per configuration of several seeds; `cell` makes a cell of a number or of a summary over pairs."""
+    columns = [Column("Configuration"), Column("Seeds"), *(Column(title, 3) for title in SEED_COLUMNS.values())]
+    rows = [
+        [str(row.get("group")), len(row.get("seeds") or ()), *(cell(row.get(name)) for name in SEED_COLUMNS)]
+        for row in dicts(content, "seeds")
+    ]
+    return Table(columns, rows, title="Across seeds")
 
 
-def _plain(value: Any) -> str:
-    found = number(value)
-    return parts.cell(None if found is None else Stat(found, found, found), 3, False)
+def _range(value: Any) -> Stat | None:
+    """The mean over pairs with the smallest and the largest; a plain number has no range."""
+    names = ("mean", "low", "high")
+    found = [number(value.get(name)) for name in names] if isinstance(value, dict) else [number(value)] * 3
+    known = [one for one in found if one is not None]
+    return Stat(*known) if len(known) == 3 else None
 
 
-def _matrix(table: Any) -> go.Figure | None:
-    if not isinstance(table, dict) or not isinstance(table.get("groups"), list) or len(table["groups"]) < 2:
+def _deviation(value: Any) -> Value | None:
+    """The mean over pairs with one standard deviation to each side."""
+    mean, sd = (
+        (number(value.get(name)) for name in ("mean", "sd")) if isinstance(value, dict) else (number(value), None)
+    )
+    if mean is None:
         return None
-    names, values = [shown(name) for name in table["groups"]], table.get("mmcs")
-    if not isinstance(values, list) or len(values) != len(names) or not all(isinstance(row, list) for row in values):
+    return Value(mean, None, None) if sd is None else Value(mean, mean - sd, mean + sd)
+
+
+def _matrix(content: Content, name: str) -> tuple[list[str], list[list[float | None]]] | None:
+    """Names of configurations and the MMCS from each (row) to each (column); None where there are not two."""
+    table = part(content, "scores", name)
+    names, values = table.get("groups"), table.get("mmcs")
+    if not isinstance(names, list) or len(names) < 2 or not isinstance(values, list) or len(values) != len(names):
         return None
-    z = [[number(value) for value in row] for row in values]
+    if not all(isinstance(row, list) for row in values):
+        return None
+    return [shown(name) for name in names], [[number(value) for value in row] for row in values]
+
+
+def matrix_caption(content: Content) -> str:
+    """What the numbers on and off the diagonal of a matrix are."""
+    across = "diagonal: across seeds"
+    if part(content, "settings").get("seeds") != "same":
+        return across
+    seeds = {str(sae.get("name")): sae.get("seed") for sae in dicts(content, "saes")}
+    both = [
+        [seeds.get(str(p.get(name))) for name in "ab"] for p in dicts(content, "pairs") if p.get("kind") == "scores"
+    ]
+    same = sum(a is not None and a == b for a, b in both)
+    if not same:
+        return across
+    many = "" if same == len(both) else f" ({same} of {len(both)} pairs)"
+    return f"off-diagonal: same seed{many}, which share start values and so stay alike; {across}"
+
+
+UNIQUE_COLUMNS = {
+    "latent": Column("latent"),
+    "explanation": Column("explanation", wide=True),
+    "score": Column("score", 3),
+    "match": Column("best match"),
+    "match_explanation": Column("its explanation", wide=True),
+    "overall": Column("overall", 3),
+    "decoder": Column("decoder", 3),
+    "text": Column("text", 3),
+    "nearest": Column("nearest of all", 3, brief="nearest\nof all"),
+}
+TOP_COLUMNS = {"latent": Column("latent"), "score": Column("score", 3), "explanation": Column("explanation", wide=True)}
+
+
+def _feature_table(rows: Sequence[Content], columns: Mapping[str, Column], title: str, note: str = "") -> Table:
+    return Table([*columns.values()], [[row.get(name) for name in columns] for row in rows], "", title, note)
+
+
+def unique_note(equals: int, latents: int, against: str, threshold: float) -> str:
+    """How many explained latents are not unique, and why."""
+    why = f"a latent of {against}, explained or not, has a decoder cosine of {threshold:g} or more with it"
+    if equals == latents:
+        return f"None is unique: for each of the {latents}, {why}."
+    return f"Left out as not unique: {equals} of {latents}, since for each {why}."
+
+
+def note_of(content: Content, item: Content, against: object) -> str | None:
+    """The note of a table of unique features; None for one of an older version."""
+    equals, latents, threshold = (
+        item.get("equals"),
+        item.get("latents"),
+        number(part(content, "settings").get("threshold")),
+    )
+    if not isinstance(equals, int) or not isinstance(latents, int) or threshold is None:
+        return None
+    return unique_note(equals, latents, str(against), threshold)
+
+
+# ---- the page ------------------------------------------------------------------------------------------
+
+ROW = 34
+"""Pixels per row of a matrix."""
+
+
+def compare_part(folder: Path, content: Content, count: int) -> str:
+    """One compare.json as part of the report's page; ids contain `count`."""
+    titles = {"all": "MMCS between configurations", "live": "The same, live latents only"}
+    caption = f"From the row's latents to the column's ({matrix_caption(content)})."
+    figures = [
+        Figure(f"compare-{count}-{name}", _heatmap(*found), title, caption)
+        for name, title in titles.items()
+        if (found := _matrix(content, name))
+    ]
+    unique, old = _unique_tables(content)
+    top = [
+        _feature_table(rows, TOP_COLUMNS, str(sae.get("name")))
+        for sae in dicts(content, "saes")
+        if (rows := dicts(sae, "top_features"))
+    ]
+    skipped = Counter(f"{item.get('what')}: {item.get('reason')}" for item in dicts(content, "skipped"))
+    return render(
+        "comparison.html",
+        name=folder.name,
+        seeds=_seed_table(content, _range),
+        figures=figures,
+        unique=unique,
+        old=f"({old}): {OLD_UNIQUE}" if old else "",
+        top=top,
+        skipped=skipped,
+    )
+
+
+def _unique_tables(content: Content) -> tuple[list[Table], int]:
+    """Features that only one of two SAEs has, and how many such tables are of an older version."""
+    made, old = [], 0
+    for item in (item for pair in dicts(content, "pairs") for item in dicts(pair, "unique")):
+        rows, note = dicts(item, "table"), note_of(content, item, item.get("against"))
+        if note is None:
+            old += bool(rows)
+        elif rows or item.get("equals"):
+            made.append(_feature_table(rows, UNIQUE_COLUMNS, f"{item.get('of')} against {item.get('against')}", note))
+    return made, old
+
+
+def _heatmap(names: Sequence[str], z: Sequence[Sequence[float | None]]) -> go.Figure:
     ticks = {"tickvals": list(range(len(names))), "showgrid": False, "fixedrange": True}
     x = {**ticks, "ticktext": [wrapped(name) for name in names], "side": "top", "tickangle": -45}
     y = {**ticks, "ticktext": [wrapped(name) for name in names], "range": [len(names) - 0.5, -0.5]}
-    figure = base_figure(120 + ROW * len(names), x, y, {})
-    few = len(names) <= 12
-    return figure.add_heatmap(
+    return base_figure(120 + ROW * len(names), x, y, {}).add_heatmap(
         z=z,
         text=[[form(value, 2) for value in row] for row in z],
         customdata=[[f"{plain(a)} to {plain(b)}" for b in names] for a in names],
-        texttemplate="%{text}" if few else "",
+        texttemplate="%{text}" if len(names) <= 12 else "",
         hovertemplate="%{customdata}<br>%{text}<extra></extra>",
         textfont={"color": INK, "size": 11},
         colorscale=[[i, color] for i, color in enumerate(SCALE)],
@@ -95,68 +199,130 @@ def _matrix(table: Any) -> go.Figure | None:
     )
 
 
-UNIQUE_HEADS = (
-    *("latent", "explanation", "score", "best match", "its explanation"),
-    *("overall", "decoder", "text", "nearest of all"),
-)
-UNIQUE_NAMES = (
-    *("latent", "explanation", "score", "match", "match_explanation"),
-    *("overall", "decoder", "text", "nearest"),
-)
+# ---- the terminal --------------------------------------------------------------------------------------
+
+PLAIN_WIDTH = 160  # columns, where the output is a file or a pipe
+MOST_PAIRS = 20
+"""Rows of the table of pairs; the files have all of them."""
+BARS = "·▁▂▃▄▅▆▇█"
+"""Zero is a dot: blanks at the ends of a cell would be lost."""
+Part = tuple[str, "Sequence[RenderableType]"]
 
 
-def _unique(content: dict[str, Any]) -> str:
-    """Latents of one SAE that have no equal in the other, and whose best match there is poor."""
-    settings = content.get("settings")
-    threshold = number(settings.get("threshold")) if isinstance(settings, dict) else None
-    made, old = [], 0
-    for item in (item for pair in _list(content, "pairs") for item in _list(pair, "unique")):
-        rows, equals, latents = _list(item, "table"), item.get("equals"), item.get("latents")
-        if not isinstance(equals, int) or not isinstance(latents, int) or threshold is None:
-            old += bool(rows)
-        elif rows or equals:
-            title = f"{item.get('of')} against {item.get('against')}"
-            note = unique_note(equals, latents, str(item.get("against")), threshold)
-            made.append(_words(title, UNIQUE_HEADS, UNIQUE_NAMES, rows, note))
-    again = f"<p class='note'>Tables of unique features left out ({old}): {OLD_UNIQUE}.</p>" if old else ""
-    return _fold("Features that only one of two SAEs has", made) + again
+def print_comparison(content: Content, console: Console | None = None) -> None:
+    """Seeds, configurations, pairs, unique and best explained features, and what was skipped."""
+    console = console or console_of(PLAIN_WIDTH)
+    for title, shown_ in _parts(content, console):
+        console.print(safe(title, "bold"), *shown_, "", sep="\n")
+    console.print(safe(_note(content)))
+    skipped = dicts(content, "skipped")
+    for (what, reason), count in Counter((item["what"], item["reason"]) for item in skipped).items():
+        names = [str(item["who"]) for item in skipped if (item["what"], item["reason"]) == (what, reason)]
+        console.print(safe(f"skipped, {what} ({count}): {reason}: {listed(names, 4)}"))
 
 
-def _top(saes: Sequence[dict[str, Any]]) -> str:
-    made = [
-        _words(str(sae.get("name")), ("latent", "score", "explanation"), ("latent", "score", "explanation"), rows)
-        for sae in saes
-        if (rows := _list(sae, "top_features"))
+def _parts(content: Content, console: Console) -> Iterator[Part]:
+    seeds = _seed_table(content, _deviation)
+    if seeds.rows:
+        yield "Across seeds (mean over pairs, ± their standard deviation)", [drawn(seeds)]
+    titles = {"all": "MMCS from rows to columns, all latents", "live": "The same, live latents only"}
+    for name, title in titles.items():
+        if found := _matrix(content, name):
+            columns = [Column("configuration"), *(Column(group, 3) for group in found[0])]
+            rows = [[group, *values] for group, values in zip(*found, strict=True)]
+            yield f"{title} ({matrix_caption(content)})", [drawn(Table(columns, rows))]
+    yield _pairs(content, console)
+    for item in _unique_to_groups(content):
+        title = f"Unique to {item['of']} against {item['against']}"
+        title = f"{title} ({item['latents']} and {item['others']} explained latents, best match {item['mean']:.3f})"
+        table = _feature_table(dicts(item, "table"), UNIQUE_COLUMNS, title)
+        yield title, [*([drawn(table)] if table.rows else []), safe(note_of(content, item, item["against"]))]
+    for sae in _first_of_each("group", (sae for sae in dicts(content, "saes") if sae.get("top_features"))):
+        yield f"Top features of {sae['name']}", [drawn(_feature_table(sae["top_features"], TOP_COLUMNS, ""))]
+
+
+def _unique_to_groups(content: Content) -> list[Content]:
+    """Of each configuration the unique features against the reference, in the first pair of the two."""
+    pairs = (
+        pair
+        for pair in dicts(content, "pairs")
+        if pair["kind"] == "scores" and pair["group_b"] == content["reference"] and pair["unique"]
+    )
+    own = [item for pair in _first_of_each("group_a", pairs) for item in pair["unique"] if item["of"] == pair["a"]]
+    return [item for item in own if item["table"] or item["equals"]]
+
+
+def _first_of_each(name: str, items: Iterable[Content]) -> list[Content]:
+    first: dict[Any, Content] = {}
+    for item in items:
+        first.setdefault(item[name], item)
+    return list(first.values())
+
+
+PAIR_HEADS = ("a to b", "b to a", "live: a to b", "b to a ", "one-to-one", "same feature", "short of best by")
+NARROW_HEADS = ("a to b", "b to a", "live:\na to b", "\nb to a", "one-to-\none", "same\nfeature", "short of\nbest by")
+
+
+def _pairs(content: Content, console: Console) -> Part:
+    """The first pairs; as the terminal gets narrower with shorter names, without histograms, with folded names."""
+    pairs, edges = content["pairs"][:MOST_PAIRS], content["histogram_edges"]
+    total = len(content["pairs"])
+    title = "Pairs" if total <= MOST_PAIRS else f"Pairs (the first {MOST_PAIRS} of {total})"
+    full = {pair[side]: pair[side] for pair in pairs for side in "ab"}
+    short, before = short_names(list(full))
+    renamed = f"{title}; names begin with {before}" if before else title
+    for heading, names, bars in [(title, full, edges), (renamed, short, edges), (title, full, None)]:
+        table = drawn(_pair_table(pairs, names, bars))
+        if fits(table, console):
+            return heading, [table]
+    return renamed, [drawn(_pair_table(pairs, short, None))]
+
+
+def short_names(names: Sequence[str]) -> tuple[dict[str, str], str]:
+    """Names without the beginning that all of them share, up to the end of a word, and that beginning."""
+    low, high = (min(names), max(names)) if len(names) > 1 else ("", "")
+    # What the first and the last by the alphabet share, all share.
+    length = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+    shared = low[:length]
+    before = shared[: max(shared.rfind(mark) for mark in "/-_. ") + 1]
+    if any(name == before for name in names):
+        before = ""
+    return {name: name[len(before) :] for name in names}, before
+
+
+def _pair_table(pairs: Sequence[Content], names: Mapping[str, str], edges: Sequence[float] | None) -> Table:
+    """A row per pair; with histograms where their edges are given, else with narrow headers."""
+    heads = [Column(head, 3) for head in (NARROW_HEADS if edges is None else PAIR_HEADS)]
+    bars = [] if edges is None else [Column("cosines from 0 to 1")]
+    rows: list[list[Cell]] = []
+    for pair in pairs:
+        ways = [number(part(pair, kind, way).get("mmcs")) for kind in ("all", "live") for way in ("a_to_b", "b_to_a")]
+        matching = part(pair, "matching")
+        gap = "-" if matching.get("gap") is None else f"{matching['gap']:.1g}"
+        row = [names[pair["a"]], names[pair["b"]], *ways, matching.get("mean"), matching.get("shared"), gap]
+        shape = [] if edges is None else [spark((matching or part(pair, "all", "a_to_b"))["histogram"], edges)]
+        rows.append([*row, *shape])
+    return Table([Column("a"), Column("b"), *heads, *bars], rows)
+
+
+def spark(histogram: Sequence[int], edges: Sequence[float], bins: int = 20) -> str:
+    """A histogram of cosines as a line of bars from 0 to 1; negative cosines count in the first."""
+    counts = [0] * bins
+    for count, low, high in zip(histogram, edges[:-1], edges[1:], strict=True):
+        counts[min(bins - 1, max(0, int((low + high) / 2 * bins)))] += count
+    top = max(*counts, 1)
+    # A count above zero is always visible.
+    return "".join(BARS[0 if not count else max(1, round(count / top * (len(BARS) - 1)))] for count in counts)
+
+
+def _note(content: Content) -> str:
+    threshold = content["settings"]["threshold"]
+    lines = [
+        "MMCS: mean over latents of the largest cosine with any latent of the other SAE; random: the same for random "
+        "directions.",
+        f"One-to-one: mean cosine of matched pairs; same feature: share of them at a cosine of {threshold:g} or more.",
     ]
-    return _fold("Best explained features", made)
-
-
-def _words(
-    title: str, heads: Iterable[str], names: Sequence[str], rows: Sequence[dict[str, Any]], note: str = ""
-) -> str:
-    """A folded table of features, none where there are no rows, with a note below."""
-    lines = []
-    for row in rows:
-        cells = [row.get(name) for name in names]
-        texts = [form(cell, 3) if isinstance(cell, float) else "-" if cell is None else in_html(cell) for cell in cells]
-        kinds = [" class='text'" if isinstance(cell, str) else "" for cell in cells]
-        first = f"<th scope='row'>{texts[0]}</th>"
-        lines.append(first + "".join(f"<td{k}>{t}</td>" for k, t in zip(kinds[1:], texts[1:], strict=True)))
-    left = {place for place, name in enumerate(names) if "explanation" in name}
-    table = parts.table(list(heads), lines, "paper", title, left) if lines else ""
-    below = f"<p class='note'>{in_html(note)}</p>" if note else ""
-    return f"<details><summary>{in_html(title)}</summary>{table}{below}</details>"
-
-
-def _fold(title: str, made: Sequence[str]) -> str:
-    return f"<details><summary>{title} ({len(made)})</summary>{''.join(made)}</details>" if made else ""
-
-
-def _skipped(skipped: Sequence[dict[str, Any]]) -> str:
-    """What could not be compared, each reason once."""
-    reasons: dict[str, int] = {}
-    for item in skipped:
-        line = f"{item.get('what')}: {item.get('reason')}"
-        reasons[line] = reasons.get(line, 0) + 1
-    lines = "".join(f"<li>{in_html(line)} ({count})</li>" for line, count in reasons.items())
-    return f"<details><summary>Not compared ({len(skipped)})</summary><ul>{lines}</ul></details>" if lines else ""
+    zeros = [f"{sae['name']} {sae['zero_rows']}" for sae in content["saes"] if sae["zero_rows"]]
+    if zeros:
+        lines.append(f"Latents without a direction (rows of zeros), left out: {', '.join(zeros)}.")
+    return "\n".join(lines)

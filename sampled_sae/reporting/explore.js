@@ -1,4 +1,4 @@
-// The picture of any two numbers; `draw` and `recolour` are those of the page.
+// The figure of any two metrics; `draw` and `recolour` are those of the page.
 
 function frontOf(points, x, y, metrics) {
   const good = (point, axis) => point.values[axis][0] * (metrics[axis].better === "high" ? 1 : -1);
@@ -32,21 +32,21 @@ function traces(content, points, front, x, y) {
 }
 
 function said(points, front, x, y, metrics) {
-  if (!points.length) return "No SAE has both numbers.";
+  if (!points.length) return "No SAE has both metrics.";
   const endless = [x, y].filter(axis => metrics[axis].better === null).map(axis => metrics[axis].title);
-  if (endless.length) return `There is no front: ${endless.join(" and ")} has no better end.`;
-  if (x === y) return "There is no front of a number with itself.";
+  if (endless.length) return `There is no Pareto front: neither high nor low ${endless.join(" and ")} is better.`;
+  if (x === y) return "There is no Pareto front of a metric with itself.";
   const names = front.map(point => point.label);
   const shown = names.length > 12 ? [...names.slice(0, 12), `${names.length - 12} more`] : names;
-  return `On the front, from left to right: ${shown.join(", ")}.`;
+  return `On the Pareto front, from left to right: ${shown.join(", ")}.`;
 }
 
 function explorer(box) {
   const content = JSON.parse(box.querySelector("script").textContent), {metrics} = content;
-  const [across, up] = box.querySelectorAll("select"), each = box.querySelector("[data-each]");
+  const [xBox, yBox] = box.querySelectorAll("select"), each = box.querySelector("[data-each]");
   return () => {
     if (box.closest("[hidden]")) return;
-    const x = across.value, y = up.value;
+    const x = xBox.value, y = yBox.value;
     const points = (each?.checked ? content.saes : content.rows).filter(point => x in point.values && y in point.values);
     const ranked = metrics[x].better && metrics[y].better && x !== y;
     const front = ranked ? frontOf(points, x, y, metrics) : [];

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampled_sae.reporting import scatter as labels
 from sampled_sae.reporting.collect import Log
 from sampled_sae.reporting.scatter import UNSEEN, about, reach, scatter, span
 from sampled_sae.reporting.style import DASHES, GRID, INK, SHADES, Styles, base_figure, fve_range, plain
-from sampled_sae.reporting.sweep import BASE, Configuration, Stat, Sweep, field, key_of
-from sampled_sae.utils.measures import Metric
+from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, field, key_of
+from sampled_sae.utils.measures import Metric, Stat
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 OTHERS = "other methods"
 SMALLEST = (250.0, 190.0)
@@ -195,6 +195,8 @@ def singles(panels: Sequence[Panel]) -> list[tuple[str, go.Figure]]:
 
 def sheet(panels: Sequence[Panel], width: int) -> go.Figure:
     """All panels in one figure with one legend, for a paper."""
+    from plotly.subplots import make_subplots
+
     columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
     rows = -(-len(panels) // columns)
     height = 70 + 250 * rows
@@ -230,7 +232,7 @@ def dash(place: int) -> tuple[str, float]:
     return DASHES[place % len(DASHES)], 2.2 if place < len(DASHES) else 1.0
 
 
-def curves(rows: list[Configuration], look: Styles, log: Log, key: str) -> go.Figure:
+def curves(rows: Sequence[Configuration], look: Styles, log: Log, key: str) -> go.Figure:
     """One number of the log against the step: a line a configuration, and a hidden band over its seeds."""
     groups = list(look)
     lines = [(row, _points(row, log, key)) for row in rows]

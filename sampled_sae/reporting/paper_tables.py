@@ -16,23 +16,51 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sampled_sae.reporting.collect import Found, Saved, part
-from sampled_sae.reporting.paper_tables_compare import BASE, SCORES, TITLES, compared, nothing_compared, title_of
-from sampled_sae.reporting.paper_tables_format import Head, Missing, PaperTable, best
-from sampled_sae.reporting.sweep import Configuration, Sweep
-from sampled_sae.reporting.synthetic import buckets, columns, configurations, data_line
-from sampled_sae.utils.measures import form, number
+from sampled_sae.reporting.comparison import OLD_UNIQUE, Content, dicts, note_of
+from sampled_sae.reporting.sweep import BASE, Configuration, Sweep
+from sampled_sae.reporting.synthetic import columns, configurations, data_line, data_table
+from sampled_sae.reporting.tables import Missing
+from sampled_sae.utils.measures import Column, Table, best_of, number
+
+SCORES = ("entropy", "squared_l2", "l2", "uniform")
+"""The paper's four, in the order of its tables."""
+TITLES = {
+    "batchtopk": "BatchTopK",
+    "topk": "TopK",
+    "l2": "L2-norm",
+    "squared_l2": "Squared-l",
+    "entropy": "Entropy",
+    "uniform": "Uniform",
+}
+ROWS = 5
+"""Features in a table of unique ones."""
+
+
+def kind_of(label: str) -> tuple[str, float | None]:
+    """Score and l of a configuration's label as `presets.label` makes it; for other members its first word."""
+    word = label.split(" ", 1)[0]
+    found = re.fullmatch(r"([\w.]+)-l([\d.]+(?:e[+-]?\d+)?)", word)
+    return (found[1], float(found[2])) if found else (word, None)
+
+
+def title_of(label: str) -> str:
+    """A configuration in the paper's words."""
+    score, l = kind_of(label)
+    rest = ([] if l is None else [f"l = {l:g}"]) + label.split(" ", 1)[1:]
+    return TITLES.get(score, score) + (f" ({', '.join(rest)})" if rest else "")
+
 
 DATA = "Synthetic dataset summary"
 RECOVERY = "True features recovered"
 
 
-def paper_tables(found: Found, made: Sequence[Sweep], before: Sequence[str]) -> list[PaperTable | Missing]:
+def paper_tables(found: Found, made: Sequence[Sweep], before: Sequence[str]) -> list[Table | Missing]:
     """All tables of the paper; `before` is what the names of each sweep's tables begin with."""
-    tables: list[PaperTable | Missing] = []
+    tables: list[Table | Missing] = []
     for i, (folder, results) in enumerate(found.synthetic):
         tables += _synthetic(results, _after(folder.name, i))
     if not found.synthetic:
@@ -52,27 +80,22 @@ def _after(folder: str, number: int) -> str:
     return "" if number == 0 else f"-{number + 1}-{re.sub(r'[^a-z0-9.]+', '-', folder.lower()).strip('-.')}"
 
 
-def _synthetic(results: dict[str, Any], after: str) -> list[PaperTable | Missing]:
-    rows = [
-        [bucket.get("name"), bucket.get("features"), _spread(bucket), bucket.get("p"), bucket.get("sigma")]
-        for bucket in buckets(results)
-    ]
-    heads = [Head("Bucket"), Head("Features"), Head("Mean activation ± std"), Head("p", 3), Head("sigma", 2)]
-    data = PaperTable(f"paper-synthetic{after}", DATA, data_line(results), heads, rows)
-    shown = [column for column in columns(results) if column.brief or column.key == "recovered"]
+def _synthetic(results: dict[str, Any], after: str) -> list[Table | Missing]:
+    data = data_table(results)._replace(name=f"paper-synthetic{after}", title=DATA, note=data_line(results))
     found = configurations(results)
-    means = [[row.label, *(row.mean(column.key) for column in shown)] for row in found]
-    named = [Head("SAE"), *(Head(column.title, column.digits) for column in shown)]
-    seeds = max((len(row.runs) for row in found), default=0)
+    shown = {key: column for key, column in columns(results).items() if column.brief or key == "recovered"}
+    means = [[row.label, *map(row.mean, shown)] for row in found]
+    named = [Column("SAE"), *(column._replace(better=None) for column in shown.values())]
     note = (
         "A true feature is recovered if it is matched one to one with a latent at |cosine| >= 0.7; fidelity is the "
         "correlation of learned and true firing frequency over matched pairs."
-    ) + (f" Means over up to {seeds} seeds." if seeds > 1 else "")
-    return [data, PaperTable(f"paper-synthetic-recovery{after}", RECOVERY, note, named, means)]
+    ) + _over_seeds(found)
+    return [data, Table(named, means, f"paper-synthetic-recovery{after}", RECOVERY, note)]
 
 
-def _spread(bucket: dict[str, Any]) -> str:
-    return f"{form(bucket.get('mean_activation'), 3)} ± {form(bucket.get('std_activation'), 3)}"
+def _over_seeds(rows: Sequence[Configuration]) -> str:
+    seeds = max((len(row.runs) for row in rows), default=0)
+    return f" Means over up to {seeds} seeds." if seeds > 1 else ""
 
 
 TOP = 10
@@ -81,21 +104,21 @@ PROBING = "Probing accuracy by number of latents"
 TRAINING = "Settings of training"
 
 
-def swept(sweep: Sweep, before: str = "") -> list[PaperTable | Missing]:
+def swept(sweep: Sweep, before: str = "") -> list[Table | Missing]:
     """The tables of one model and layer; `before` begins their names."""
     groups = [BASE, *SCORES, *dict.fromkeys(row.group for row in sweep.rows if row.group not in (BASE, *SCORES))]
     tops = [_top(sweep, group, before) for group in groups]
     return [_probing(sweep, before), *tops, _training(sweep, before)]
 
 
-def nothing_swept() -> list[PaperTable | Missing]:
+def nothing_swept() -> list[Table | Missing]:
     """The same tables where there is no SAE of a model."""
     why = "no SAE was found; run sampled-sae train"
     named = [("paper-probing", PROBING), *((f"paper-top-{g}", _top_title(g)) for g in (BASE, *SCORES))]
     return [Missing(name, title, why) for name, title in [*named, ("paper-training", TRAINING)]]
 
 
-def _probing(sweep: Sweep, before: str) -> PaperTable | Missing:
+def _probing(sweep: Sweep, before: str) -> Table | Missing:
     """For each k one row a score, with the l that probes best over all k."""
     name = f"{before}paper-probing"
     ks = [k for k in (1, 2, 5, 10) if sweep.metric(f"probing_{k}") is not None]
@@ -107,20 +130,19 @@ def _probing(sweep: Sweep, before: str) -> PaperTable | Missing:
     rules = set()
     for k in ks:
         values = [row.mean(("values", f"probing_{k}")) for row in chosen]
-        bold |= {(len(rows) + place, 3) for place in best(values, 4)}
+        bold |= {(len(rows) + index, 3) for index in best_of(values, 4)}
         rules.add(len(rows))
         rows += [
             [k, title_of(row.label), row.mean(("values", "fvu")), value]
             for row, value in zip(chosen, values, strict=True)
         ]
-    heads = [Head("k"), Head("Architecture (with l)"), Head("FVU", 3), Head("SAE accuracy", 4)]
-    seeds = max(len(row.runs) for row in chosen)
+    heads = [Column("k"), Column("Architecture (with l)"), Column("FVU", 3), Column("SAE accuracy", 4)]
     note = (
-        f"Test accuracy of a probe on k latents, mean over classes, then datasets ({', '.join(_datasets(sweep))}). Of "
-        "each score the l with the highest mean over all k is shown, which flatters it a little: it is chosen by the "
-        "same texts."
-    ) + (f" Means over up to {seeds} seeds." if seeds > 1 else "")
-    return PaperTable(name, PROBING, note, heads, rows, frozenset(bold), frozenset(rules))
+        f"Test accuracy of a probe on k latents, mean over classes, then datasets ({', '.join(_datasets(sweep))}). "
+        "For each score the l with the highest mean over all k is shown; it is chosen on the same texts, so its "
+        "accuracy is slightly optimistic."
+    ) + _over_seeds(chosen)
+    return Table(heads, rows, name, PROBING, note, frozenset(bold), frozenset(rules))
 
 
 def _best_l(sweep: Sweep, ks: list[int]) -> list[Configuration]:
@@ -148,7 +170,7 @@ def _top_title(group: str) -> str:
     return f"Top {TOP} features of {TITLES.get(group, group)}"
 
 
-def _top(sweep: Sweep, group: str, before: str) -> PaperTable | Missing:
+def _top(sweep: Sweep, group: str, before: str) -> Table | Missing:
     """The latents of the best scores in autointerp; of the largest pool, the lowest seed."""
     name, title = f"{before}paper-top-{group.replace(' ', '-')}", _top_title(group)
     saes = {str(sae.folder): sae for sae in sweep.saes}
@@ -163,8 +185,8 @@ def _top(sweep: Sweep, group: str, before: str) -> PaperTable | Missing:
         why = "run sampled-sae eval --evals autointerp" if there else "no such SAE was trained"
         return Missing(name, title, why)
     row, run, latents = min(found, key=lambda one: (-(one[0].l or 0.0), one[0].label, _seed(one[1])))
-    rows = [[place, score, latent, text, row.l] for place, (score, latent, text) in enumerate(latents[:TOP], start=1)]
-    heads = [Head("Rank"), Head("Score", 3), Head("Latent"), Head("Explanation", wide=True), Head("l")]
+    rows = [[rank, score, latent, text, row.l] for rank, (score, latent, text) in enumerate(latents[:TOP], start=1)]
+    heads = [Column("Rank"), Column("Score", 3), Column("Latent"), Column("Explanation", wide=True), Column("l")]
     mean = run["values"].get("autointerp")
     result = part(saes[run["name"]].results, "autointerp", "result")
     note = (
@@ -173,7 +195,7 @@ def _top(sweep: Sweep, group: str, before: str) -> PaperTable | Missing:
         + f". Explained by {result.get('explainer')}, judged by {result.get('judge')}; the score is the share of 14 "
         "windows sorted rightly, ties are broken by the other scores."
     )
-    return PaperTable(name, title, note, heads, rows)
+    return Table(heads, rows, name, title, note)
 
 
 def _seed(run: dict[str, Any]) -> int:
@@ -192,7 +214,7 @@ def _explained(sae: Saved) -> list[tuple[float, int, str]]:
     return [(score, latent, text) for _, latent, text, score in sorted(found)]
 
 
-def _training(sweep: Sweep, before: str) -> PaperTable | Missing:
+def _training(sweep: Sweep, before: str) -> Table | Missing:
     """The paper's table of settings, as they stand in the files of the SAEs."""
     name = f"{before}paper-training"
     saes = [sae for sae in sweep.saes if sae.config is not None]
@@ -224,7 +246,7 @@ def _training(sweep: Sweep, before: str) -> PaperTable | Missing:
         ["Seeds", _every(run["seed"] for run in runs)],
     ]
     note = "As in the settings of the SAEs; several values are those of different SAEs."
-    return PaperTable(name, TRAINING, note, [Head("Parameter"), Head("Value", wide=True)], rows)
+    return Table([Column("Parameter"), Column("Value", wide=True)], rows, name, TRAINING, note)
 
 
 def _setting(saes: list[Saved], *path: str) -> str | None:
@@ -243,3 +265,136 @@ def _value(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:g}"
+
+
+# ---- comparisons -----------------------------------------------------------------------------------------
+
+
+def compared(content: Content, after: str) -> list[Table | Missing]:
+    """The tables of one compare.json; `after` is added to their names."""
+    return [_seeds(content, after), _scores(content, after), *(_unique(content, score, after) for score in SCORES)]
+
+
+def nothing_compared() -> list[Table | Missing]:
+    """The same tables where there is no comparison."""
+    why = "no compare.json was found; run sampled-sae compare"
+    named = [("paper-mmcs", SEEDS), ("paper-mmcs-scores", ACROSS)]
+    named += [(f"paper-unique-{score}", _unique_title(score)) for score in SCORES]
+    return [Missing(name, title, why) for name, title in named]
+
+
+SEEDS = "MMCS across seeds"
+ACROSS = "MMCS of BatchTopK's features with those of each other SAE"
+
+
+def _seeds(content: Content, after: str) -> Table | Missing:
+    """One row for each configuration of several seeds: the first seed against the others."""
+    name = f"paper-mmcs{after}"
+    rows = []
+    for agreement in dicts(content, "seeds"):
+        label = str(agreement.get("group"))
+        values, base = _from_base(content, label)
+        if values:
+            deviation = statistics.stdev(values) if len(values) > 1 else None
+            chance = number(agreement.get("random"))
+            rows.append([title_of(label), statistics.fmean(values), deviation, len(values), base, chance])
+    if not rows:
+        return Missing(name, SEEDS, "no configuration was compared in two seeds; train with --seeds 0 1 2")
+    heads = [
+        Column("Sampling method"),
+        Column("MMCS", 3),
+        Column("std", 3),
+        Column("n"),
+        Column("base seed"),
+        Column("chance", 3),
+    ]
+    note = (
+        "Mean over the base seed's latents of the largest cosine with any latent of another seed, mean over the n "
+        "other seeds. Chance is what random directions of the same number and width give."
+    )
+    marked = best_of([row[1] for row in rows], 3)
+    return Table(heads, rows, name, SEEDS, note, frozenset((index, 1) for index in marked))
+
+
+def _from_base(content: Content, label: str) -> tuple[list[float], Any]:
+    """MMCS from the lowest seed of a configuration to each other one, and which seed that is."""
+    seeds = {str(sae.get("name")): sae.get("seed") for sae in dicts(content, "saes") if sae.get("group") == label}
+    known = {name: seed for name, seed in seeds.items() if isinstance(seed, int)}
+    if not known:
+        return [], None
+    base = min(known, key=lambda name: (known[name], name))
+    found = []
+    for pair in dicts(content, "pairs"):
+        if pair.get("kind") == "seeds" and pair.get("group_a") == label and base in (pair.get("a"), pair.get("b")):
+            found.append(_mmcs(pair, "a_to_b" if pair.get("a") == base else "b_to_a"))
+    return [value for value in found if value is not None], known[base]
+
+
+def _mmcs(pair: Content, way: str) -> float | None:
+    everything = pair.get("all")
+    agreement = everything.get(way) if isinstance(everything, dict) else None
+    return number(agreement.get("mmcs")) if isinstance(agreement, dict) else None
+
+
+def _scores(content: Content, after: str) -> Table | Missing:
+    """BatchTopK against every other configuration, by the same seeds and by different ones as they were asked."""
+    name, seeds = f"paper-mmcs-scores{after}", {str(s.get("name")): s.get("seed") for s in dicts(content, "saes")}
+    found: dict[str, list[float]] = {}
+    same = True
+    for pair in dicts(content, "pairs"):
+        for here, other, way in (("a", "b", "a_to_b"), ("b", "a", "b_to_a")):
+            if pair.get("kind") == "scores" and kind_of(str(pair.get(f"group_{here}")))[0] == BASE:
+                value = _mmcs(pair, way)
+                if value is not None:
+                    found.setdefault(str(pair.get(f"group_{other}")), []).append(value)
+                    same = same and seeds.get(str(pair.get("a"))) == seeds.get(str(pair.get("b")))
+    if not found:
+        return Missing(name, ACROSS, "BatchTopK was not compared with another configuration")
+    rows: list[list[Any]] = [[title_of(label), statistics.fmean(values), len(values)] for label, values in found.items()]
+    shared = (
+        "Both SAEs of a pair have the same seed and so the same start values, which keeps them alike whatever they "
+        "learn." * same
+    )
+    note = f"From BatchTopK's latents to the other SAE's, mean over n pairs. {shared}".strip()
+    return Table([Column("SAE"), Column("MMCS", 3), Column("n")], rows, name, ACROSS, note)
+
+
+def _unique_title(score: str) -> str:
+    return f"{TITLES[score]} latents that BatchTopK lacks, with their best explained BatchTopK matches"
+
+
+def _unique(content: Content, score: str, after: str) -> Table | Missing:
+    """The features of one score that have the weakest match in BatchTopK; of its largest pool, the lowest seed."""
+    name, title = f"paper-unique-{score}{after}", _unique_title(score)
+    found = sorted(_against_base(content, score), key=lambda item: (-item[0], item[1]))
+    if not found:
+        why = "no SAE of this score was compared with BatchTopK, both with explanations of autointerp"
+        return Missing(name, title, why)
+    l, seed, item = found[0]
+    left_out = note_of(content, item, "BatchTopK")
+    if left_out is None:
+        return Missing(name, title, OLD_UNIQUE)
+    keys = ("latent", "explanation", "match", "match_explanation", "overall", "decoder", "text", "nearest")
+    rows = [[row.get(key) for key in keys] for row in dicts(item, "table")[:ROWS]]
+    heads = [Column(f"{TITLES[score]} latent"), Column("Explanation", wide=True), Column("Best match")]
+    heads += [Column("Its explanation", wide=True), Column("Overall", 3), Column("Decoder", 3), Column("Text", 3)]
+    heads.append(Column("Nearest of all", 3))
+    note = (
+        f"l = {l:g}, seed {seed}. Overall is the mean of the cosines of decoder rows and of embedded explanations. "
+        f"Matches are among explained latents, {item['latents']} here and {item.get('others')} of BatchTopK; nearest "
+        "of all is the largest decoder cosine with any latent of BatchTopK, explained or not. " + left_out
+    )
+    return Table(heads, rows, name, title, note)
+
+
+def _against_base(content: Content, score: str) -> Iterator[tuple[float, int, Content]]:
+    """Tables of unique features of this score against BatchTopK, with l and seed."""
+    saes = {str(sae.get("name")): sae for sae in dicts(content, "saes")}
+    for pair in dicts(content, "pairs"):
+        for item in dicts(pair, "unique"):
+            of, against = saes.get(str(item.get("of")), {}), saes.get(str(item.get("against")), {})
+            group, l = kind_of(str(of.get("group")))
+            base = kind_of(str(against.get("group")))[0] == BASE
+            if group == score and l is not None and base and (dicts(item, "table") or item.get("equals")):
+                seed = of.get("seed")
+                yield l, seed if isinstance(seed, int) else 0, item

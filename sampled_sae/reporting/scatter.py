@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampled_sae.reporting.style import INK, MUTED, PALE, Styles, base_figure, error_bars, plain
-from sampled_sae.reporting.sweep import BASE, Configuration, Stat, Sweep, key_of
-from sampled_sae.utils.measures import Better, Metric, form
+from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, key_of
+from sampled_sae.utils.measures import Better, Metric, Stat, form
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 POSITIONS = (
     *("top center", "middle right", "bottom center", "middle left"),
@@ -75,8 +76,10 @@ def _around(x: float, y: float, width: float, height: float) -> Iterator[tuple[s
         yield name, Box(left, low, left + width, low + height)
 
 
+REFERENCE = "fvu"
+"""The metric on the x-axis of the paper's figures."""
 PAIRS = (("probing_5", "absorption"),)
-"""Pairs (y, x) for a paper besides each headline number against FVU."""
+"""Other pairs (y, x) of the paper's figures."""
 UNSEEN = {"size": 10, "opacity": 0}
 """A mark that keeps its label at a distance."""
 
@@ -172,7 +175,7 @@ def pareto(sweep: Sweep, x: Metric, y: Metric, look: Styles, size: tuple[int, in
     if x.better and best:
         line = {"color": MUTED, "width": 1.5, "shape": steps(x.better)}
         ends = ([points[i][0] for i in best], [points[i][1] for i in best])
-        figure.add_scatter(x=ends[0], y=ends[1], mode="lines", line=line, name="front", hoverinfo="skip")
+        figure.add_scatter(x=ends[0], y=ends[1], mode="lines", line=line, name="Pareto front", hoverinfo="skip")
     # The base is drawn last, on top.
     for group in sorted(dict.fromkeys(row.group for row in rows), key=lambda group: group == BASE):
         figure.add_trace(scatter([row for row in rows if row.group == group], x, y, look[group]))

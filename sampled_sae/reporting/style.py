@@ -9,12 +9,13 @@ import html
 import itertools
 import textwrap
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import plotly.graph_objects as go
+from sampled_sae.reporting.sweep import Configuration
+from sampled_sae.utils.measures import Stat, form, shown
 
-from sampled_sae.reporting.sweep import Configuration, Stat
-from sampled_sae.utils.measures import form, shown
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 INK, MUTED, GRID, PAPER = "#1c2024", "#6b7076", "#e3e3de", "#fdfdfb"
 PALE = "#b9bec2"  # for bars and lines that many others cross
@@ -93,6 +94,9 @@ def described(label: str, stat: Stat | None) -> str:
 
 
 def base_figure(height: int, x: dict[str, Any], y: dict[str, Any], margin: dict[str, int]) -> go.Figure:
+    """An empty figure with our fonts, colors and axes; `x` and `y` are plotly's settings of both axes."""
+    import plotly.graph_objects as go
+
     axis = {
         "gridcolor": GRID,
         "zeroline": False,

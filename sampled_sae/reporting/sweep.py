@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from sampled_sae.evals import all_metrics, titles
 from sampled_sae.method import presets
 from sampled_sae.method.config import sae_config_from_dict
-from sampled_sae.reporting.collect import Found, Log, Saved, part
+from sampled_sae.reporting.collect import Found, Kind, Log, Saved, kinds, part
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.measures import Metric, find, listed, number, shown
+from sampled_sae.utils.measures import Column, Metric, Stat, Table, best_of, find, listed, number, shown
 
 Key = str | tuple[str, str]  # a field of a run, or a field inside a field, as ("recovery", "LF+HA")
-
-
-class Stat(NamedTuple):
-    """One number over the seeds of a configuration."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class Column(NamedTuple):
-    """One column of numbers: where it is found, how it is written, and which end of it is the good one."""
-
-    title: str
-    key: Key
-    digits: int
-    best: Literal["high", "low"] | None = None
-    brief: str = ""  # its head in a terminal, which leaves out columns without one
 
 
 @dataclass(frozen=True)
@@ -62,14 +43,16 @@ def field(record: Any, key: Key) -> float | None:
     return number(record)
 
 
-def best_of(values: Sequence[float | None], column: Column) -> list[bool]:
-    """Which values are the best as written; none where the column is no contest or all are equal."""
-    written = [None if value is None else round(value, column.digits) for value in values]
-    known = [value for value in written if value is not None]
-    if column.best is None or len(set(known)) < 2:
-        return [False] * len(values)
-    best = max(known) if column.best == "high" else min(known)
-    return [value == best for value in written]
+def table_of(rows: Sequence[Configuration], columns: Mapping[Key, Column], name: str = "") -> Table:
+    """A row per configuration with means and ranges over seeds; the best of each column is bold."""
+    cells = [[row.stat(key) for key in columns] for row in rows]
+    bold = {
+        (r, c)
+        for c, (column, stats) in enumerate(zip(columns.values(), zip(*cells, strict=True), strict=False), start=1)
+        for r in best_of([stat and stat.mean for stat in stats], column.digits or 0, column.better)
+    }
+    lines = [[row.label, *line] for row, line in zip(rows, cells, strict=True)]
+    return Table([Column("SAE"), *columns.values()], lines, name, bold=frozenset(bold))
 
 
 BASE = "batchtopk"
@@ -91,8 +74,8 @@ class Sweep:
     saes: tuple[Saved, ...]
     rows: tuple[Configuration, ...]
     """Configurations; BatchTopK first, then by group and l."""
-    metrics: tuple[Metric, ...]
-    """Those that some SAE has."""
+    kinds: tuple[Kind, ...]
+    """The evaluations, and of each the metrics, that some SAE has."""
     log: Log
     """The lines of each SAE, by its folder."""
     notes: tuple[str, ...]
@@ -104,6 +87,23 @@ class Sweep:
         if self.model is None:
             return "a model without a name" + (f", width {self.width}" if self.width else "")
         return self.model + ("" if self.layer is None else f", layer {self.layer}")
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """All metrics that some SAE has."""
+        return [metric for kind in self.kinds for metric in kind.metrics]
+
+    def measured(self, kind: Kind) -> list[Configuration]:
+        """The rows with at least one of the evaluation's metrics."""
+        return [row for row in self.rows if any(row.stat(key_of(metric)) for metric in kind.metrics)]
+
+    def table(self, kind: Kind, rows: Sequence[Configuration] | None = None) -> Table:
+        """The numbers of one evaluation, of these rows or of all that have any."""
+        columns: dict[Key, Column] = {
+            key_of(metric): Column(metric.title, metric.digits, metric.better, name=metric.name)
+            for metric in kind.metrics
+        }
+        return table_of(self.measured(kind) if rows is None else rows, columns, kind.name)
 
     def having(self, *metrics: Metric) -> list[Configuration]:
         """The rows that have all of these numbers."""
@@ -141,12 +141,19 @@ def _sweep(model: Any, layer: Any, members: list[Saved]) -> Sweep:
         str(sae.folder): sae.run.log[sae.folder.name] for sae in members if sae.run and sae.folder.name in sae.run.log
     }
     known = {name for row in rows for run in row.runs for name in run["values"]}
-    metrics = tuple(metric for metric in all_metrics() if metric.name in known)
+    shown_ = [kind._replace(metrics=tuple(m for m in kind.metrics if m.name in known)) for kind in kinds()]
     notes += [*_asked_differently(members), *_not_measured(members), *_log_notes(members)]
     width = next((sae.width for sae in members if sae.width), None)
     layer = layer if isinstance(layer, int) else None
     return Sweep(
-        None if model is None else shown(model), layer, width, tuple(members), tuple(rows), metrics, log, tuple(notes)
+        None if model is None else shown(model),
+        layer,
+        width,
+        tuple(members),
+        tuple(rows),
+        tuple(kind for kind in shown_ if kind.metrics),
+        log,
+        tuple(notes),
     )
 
 
@@ -223,9 +230,9 @@ def _run(sae: Saved) -> dict[str, Any]:
     steps = number(training.get("steps")), number(training.get("batch_size"))
     found = {
         metric.name: value
-        for metric in all_metrics()
-        if metric.evaluation in sae.results
-        and (value := find(metric, sae.results[metric.evaluation]["result"])) is not None
+        for kind in kinds()
+        for metric in kind.metrics
+        if kind.name in sae.results and (value := find(metric, sae.results[kind.name]["result"])) is not None
     }
     return {
         "name": str(sae.folder),
@@ -244,7 +251,7 @@ def _run(sae: Saved) -> dict[str, Any]:
 
 def _density(sae: Saved) -> dict[str, Any] | None:
     """Share of all latents in each bin of firing density, and the bins' edges as log10; none where nothing fires."""
-    density = part(sae.results, "core", "result", "density")
+    density = _density_of(sae)
     counts, edges, dead = (density.get(name) for name in ("histogram", "log10_edges", "dead"))
     if not isinstance(counts, list) or not isinstance(edges, list) or len(edges) != len(counts) + 1:
         return None
@@ -252,6 +259,11 @@ def _density(sae: Saved) -> dict[str, Any] | None:
     if None in numbers or not any(counts) or min(*counts, dead) < 0:
         return None
     return {"shares": [count / (sum(counts) + (dead or 0)) for count in counts], "edges": edges}
+
+
+def _density_of(sae: Saved) -> dict[str, Any]:
+    """What an evaluation measured of the firing densities; empty where none did."""
+    return next(filter(None, (part(content, "result", "density") for content in sae.results.values())), {})
 
 
 def _short(name: str) -> str:
@@ -280,8 +292,8 @@ def _twins(group: Sequence[Saved]) -> list[str]:
 def _asked_differently(members: Sequence[Saved]) -> list[str]:
     """Evaluations that were not asked in the same way of all SAEs."""
     notes = []
-    for name, title in titles().items():
-        asked = [content.get("asked") for sae in members if (content := sae.results.get(name))]
+    for kind in kinds():
+        asked = [content.get("asked") for sae in members if (content := sae.results.get(kind.name))]
         flat = [dict(_flat(one)) for one in asked if isinstance(one, dict)]
         fields = dict.fromkeys(key for one in flat for key in one)
         differing = [
@@ -291,8 +303,8 @@ def _asked_differently(members: Sequence[Saved]) -> list[str]:
         ]
         if differing:
             notes.append(
-                f"{title} was not measured in the same way for all ({'; '.join(differing)}): numbers "
-                "compare only where it was."
+                f"{kind.title}: settings differ between SAEs ({'; '.join(differing)}); compare only numbers "
+                "measured with the same settings."
             )
     return notes
 
@@ -301,10 +313,11 @@ def _not_measured(members: Sequence[Saved]) -> list[str]:
     """Results that say themselves that there is no number, and SAEs in which nothing fires."""
     reasons: dict[str, list[str]] = {}
     for sae in members:
-        why = part(sae.results, "absorption", "result").get("not_evaluable")
-        if why:
-            reasons.setdefault(f"no absorption: {shown(why)}", []).append(shown(sae.name))
-        if part(sae.results, "core", "result", "density").get("alive") == 0:
+        for name, content in sae.results.items():
+            why = part(content, "result").get("not_evaluable")
+            if why:
+                reasons.setdefault(f"no {name}: {shown(why)}", []).append(shown(sae.name))
+        if _density_of(sae).get("alive") == 0:
             reasons.setdefault("no latent fires on the held-out text", []).append(shown(sae.name))
         if not sae.finished:
             reasons.setdefault("training has not come to its end", []).append(shown(sae.name))

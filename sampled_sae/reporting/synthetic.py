@@ -1,20 +1,17 @@
-"""The synthetic experiment's numbers: read from their file, one row a configuration, and what they say."""
+"""The synthetic experiment: its page, figures and summary, and its results in a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import plotly.graph_objects as go
-
-from sampled_sae.reporting import pages as parts
-from sampled_sae.reporting import style as plotting
-from sampled_sae.reporting.collect import Log, read_log
-from sampled_sae.reporting.pages import training_part
+from sampled_sae.reporting.collect import read_log
+from sampled_sae.reporting.pages import Figure, Mark, bold, render, several, training
 from sampled_sae.reporting.style import (
     GRID,
     INK,
+    MUTED,
     PAPER,
     SCALE,
     Styles,
@@ -23,28 +20,35 @@ from sampled_sae.reporting.style import (
     error_bars,
     fve_range,
     plain,
+    styles,
     wrapped,
 )
-from sampled_sae.reporting.sweep import Column, Configuration, Key, Stat, field
+from sampled_sae.reporting.sweep import Configuration, Key, field, table_of
+from sampled_sae.reporting.terminal import console_of, drawn, safe
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json, write_text
-from sampled_sae.utils.measures import form, in_html, number
+from sampled_sae.utils.measures import Column, Stat, Table, form, listed, number
 
-# One line each: a number, a colon, what it means.
-MEANINGS = """
-FVE: 1 minus squared error over variance: 1 is perfect, 0 is no better than always answering the mean.
-FVE train: FVE on training samples; far above held-out FVE, it tells of samples learned by heart.
-FVE held-out: FVE on fresh samples, where each batch chooses its own candidate pool as in training.
-FVE by threshold: FVE on fresh samples at inference: one threshold, calibrated on other fresh samples.
-L0 by threshold: Active latents a sample under that threshold; neither high nor low is good, it should meet K.
-By moving average: FVE and L0 with the threshold that training kept as a moving average; FVEs compare at equal L0 only.
-Dead: Share of latents that never fire on the held-out samples, with the SAE's own pools; lower is better.
-Ever pooled: Share of latents that were in a candidate pool at least once during training.
-LF+HA to HF+LA: Share of the bucket's true features matched one to one with a latent at |cosine| >= 0.7.
-All features: The same share, over the features of all buckets.
-Fidelity: Correlation of learned and true firing frequency over all matched pairs, the poor matches too.
-Seconds: Training time of the whole run, divided by its number of SAEs.
-"""
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    from rich.console import Console
+
+MEANINGS = {
+    "FVE": "1 minus squared error over variance: 1 is perfect, 0 is no better than the mean.",
+    "FVE train": "FVE on training samples; far above held-out FVE, it indicates memorization.",
+    "FVE held-out": "FVE on fresh samples with training-time selection: each batch chooses its own candidate pool.",
+    "FVE by threshold": "FVE on fresh samples with the inference threshold, calibrated on other fresh samples.",
+    "L0 by threshold": "Active latents per sample with the inference threshold; neither high nor low is better, it "
+    "should equal K.",
+    "By moving average": "FVE and L0 with the threshold that training kept as a moving average; FVEs compare at equal "
+    "L0 only.",
+    "Dead": "Share of latents that never fire on the held-out samples with training-time selection; lower is better.",
+    "Ever pooled": "Share of latents that were in a candidate pool at least once during training.",
+    "LF+HA to HF+LA": "Share of the bucket's true features matched one to one with a latent at |cosine| >= 0.7.",
+    "All features": "The same share, over the features of all buckets.",
+    "Fidelity": "Correlation of learned and true firing frequency over all matched pairs, including poor matches.",
+    "Seconds": "Training time of the whole run, divided by its number of SAEs.",
+}
 
 
 def load_results(path: Path) -> dict[str, Any]:
@@ -63,13 +67,27 @@ def buckets(results: dict[str, Any]) -> list[dict[str, Any]]:
     return (results.get("data") or {}).get("buckets") or []
 
 
+def data_table(results: dict[str, Any]) -> Table:
+    """A row per bucket of true features."""
+    columns = {
+        "name": Column("Bucket"),
+        "features": Column("Features", 0),
+        "p": Column("Firing probability", 3, brief="p"),
+        "sigma": Column("Sigma", 2),
+        "mean_activation": Column("Mean active magnitude", 3, brief="mean |a|"),
+        "std_activation": Column("Std", 3, brief="std |a|"),
+    }
+    rows = [[str(bucket.get("name")), *map(bucket.get, [*columns][1:])] for bucket in buckets(results)]
+    return Table([*columns.values()], rows)
+
+
 def data_line(results: dict[str, Any]) -> str:
     """The statistics of the data as a whole, in one sentence."""
     data = results.get("data") or {}
     noise = number(data.get("noise_db"))
     return (
-        f"Mutual coherence {form(data.get('coherence'), 4)}; L0 a sample: expected {form(data.get('expected_l0'), 2)}, "
-        f"observed {form(data.get('observed_l0'), 2)}; "
+        f"Mutual coherence {form(data.get('coherence'), 4)}; "
+        f"L0 per sample: expected {form(data.get('expected_l0'), 2)}, observed {form(data.get('observed_l0'), 2)}; "
         + ("no noise." if noise is None else f"noise {form(noise, 0)} dB below the signal.")
     )
 
@@ -102,23 +120,23 @@ def _recovered(run: dict[str, Any], parts: list[dict[str, Any]]) -> float | None
     return found / sum(part["features"] for part in counted)
 
 
-def columns(results: dict[str, Any]) -> list[Column]:
-    """All numbers of a run, in the order of the tables."""
+def columns(results: dict[str, Any]) -> dict[Key, Column]:
+    """All numbers of a run, in the order of the tables; those with a brief header are shown in a terminal."""
     names = [str(part["name"]) for part in buckets(results)]
-    return [
-        Column("FVE train", "fve_train", 3, "high", "FVE\ntrain"),
-        Column("FVE held-out", "fve_heldout", 3, "high", "FVE\nheld-out"),
-        Column("FVE by threshold", "fve_heldout_threshold", 3, "high", "FVE by\nthresh."),
-        Column("L0 by threshold", "l0_threshold", 1, None, "\nL0"),
-        Column("FVE by moving average", "fve_heldout_ema", 3),  # no contest: each SAE has its own L0 there
-        Column("L0 by moving average", "l0_ema", 1),
-        Column("dead", "dead", 2, "low", "\ndead"),
-        Column("ever pooled", "ever_pooled", 2),
-        *(Column(name, ("recovery", name), 2, "high", name.replace("+", "+\n", 1)) for name in names),
-        Column("all features", "recovered", 3, "high"),
-        Column("fidelity", "fidelity", 2, "high", "fide-\nlity"),
-        Column("seconds", "seconds", 1),
-    ]
+    return {
+        "fve_train": Column("FVE train", 3, "high", brief="FVE\ntrain"),
+        "fve_heldout": Column("FVE held-out", 3, "high", brief="FVE\nheld-out"),
+        "fve_heldout_threshold": Column("FVE by threshold", 3, "high", brief="FVE by\nthresh."),
+        "l0_threshold": Column("L0 by threshold", 1, brief="\nL0"),
+        "fve_heldout_ema": Column("FVE by moving average", 3),  # no contest: L0 differs between SAEs there
+        "l0_ema": Column("L0 by moving average", 1),
+        "dead": Column("dead", 2, "low", brief="\ndead"),
+        "ever_pooled": Column("ever pooled", 2),
+        **{("recovery", name): Column(name, 2, "high", brief=name.replace("+", "+\n", 1)) for name in names},
+        "recovered": Column("all features", 3, "high"),
+        "fidelity": Column("fidelity", 2, "high", brief="fide-\nlity"),
+        "seconds": Column("seconds", 1),
+    }
 
 
 def summary(results: dict[str, Any], name: Callable[[str], str]) -> str:
@@ -139,11 +157,11 @@ def summary(results: dict[str, Any], name: Callable[[str], str]) -> str:
 
 
 def _leader(rows: list[Configuration], key: Key, what: str, name: Callable[[str], str]) -> str:
-    """Who has the highest `key`, who comes next, and where the best BatchTopK stands."""
+    """The highest `key`, the next one, and that of the best BatchTopK."""
     known = [(stat, row) for row in rows if (stat := row.stat(key))]
     if not known:
         return f"No SAE has a {what}."
-    # Equal as written is equal: the digits beyond say nothing. Among equals BatchTopK is named first.
+    # Values that are equal as written are equal. Among equals BatchTopK is named first.
     order = sorted(known, key=lambda pair: (-round(pair[0].mean, 3), pair[1].group != "batchtopk", -pair[0].mean))
     top = order[0][0]
     low, high = form(top.low, 3), form(top.high, 3)
@@ -151,12 +169,12 @@ def _leader(rows: list[Configuration], key: Key, what: str, name: Callable[[str]
     first = [row for stat, row in order if form(stat.mean, 3) == form(top.mean, 3)]
     if len(first) == len(rows):
         return f"{'All SAEs have the same' if len(rows) > 1 else 'It has a'} {what}, {value}."
-    names = _listed([name(row.label) for row in first])
+    names = listed([name(row.label) for row in first])
     parts = [f"{names} {'have' if len(first) > 1 else 'has'} the best {what}, {value}"]
     rest = order[len(first) :]
     second = [(stat, row) for stat, row in rest if form(stat.mean, 3) == form(rest[0][0].mean, 3)]
     if second:
-        names = _listed([name(row.label) for _, row in second])
+        names = listed([name(row.label) for _, row in second])
         overlap = any(stat.low < stat.high and stat.high >= top.low for stat, _ in second)
         parts.append(
             f"next {'come' if len(second) > 1 else 'comes'} {names} with {form(second[0][0].mean, 3)}"
@@ -169,7 +187,7 @@ def _leader(rows: list[Configuration], key: Key, what: str, name: Callable[[str]
 
 
 def _memory(rows: list[Configuration], name: Callable[[str], str]) -> str:
-    """Where training flatters most."""
+    """The largest gap between training and held-out FVE."""
     gaps = [
         (train - held, f"{name(row.label)} ({form(train, 3)} against {form(held, 3)})")
         for row in rows
@@ -178,11 +196,6 @@ def _memory(rows: list[Configuration], name: Callable[[str], str]) -> str:
     gap, where = max(gaps, default=(0.0, ""))
     # A smaller gap may not show in the numbers as written.
     return f"Training FVE lies above held-out FVE most of all for {where}." if gap >= 0.001 else ""
-
-
-def _listed(names: list[str]) -> str:
-    shown = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more"]
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
 ROW_HEIGHT = 38  # room for a label of two lines, and a gap
@@ -302,84 +315,74 @@ def fve_against_l(
 def write_page(folder: Path) -> Path:
     """Read results.json and log.jsonl in `folder`, write index.html there and return its path."""
     results = load_results(folder / "results.json")
-    page = folder / "index.html"
-    write_text(page, _page(results, *read_log(folder / "log.jsonl")))
-    return page
-
-
-def _page(results: dict[str, Any], log: Log, log_note: str) -> str:
     rows = configurations(results)
-    look = plotting.styles(rows)
-    opening = summary(results, lambda label: f"<b>{in_html(label)}</b>")
-    main = f"""<section><h2>The data</h2>{_data(results)}</section>
-<section><h2>The results</h2>{_pictures(rows, look, results)}{_against_l(rows, look)}</section>
-<section><h2>The training</h2>{training_part(rows, look, log, log_note)}</section>
-<section><h2>All numbers</h2>{_numbers(rows, results)}</section>
-<section><h2>The configurations</h2>{_settings(results)}</section>"""
-    return parts.document(f"Synthetic experiment: {results.get('preset')}", opening, main)
-
-
-def _data(results: dict[str, Any]) -> str:
-    lines = [
-        f"<th scope='row'>{in_html(str(part['name']))}</th><td>{form(part.get('features'), 0)}</td>"
-        f"<td>{form(part.get('p'), 3)}</td><td>{form(part.get('sigma'), 2)}</td>"
-        f"<td>{form(part.get('mean_activation'), 3)} ± {form(part.get('std_activation'), 3)}</td>"
-        for part in buckets(results)
-    ]
-    heads = ["Bucket", "Features", "Firing probability", "Sigma", "Mean active magnitude\u00a0±\u00a0std"]
-    text = """<p>Each sample is a sparse sum of known features and a little noise. A feature fires with low or
-high frequency (LF, HF) and with low or high amplitude (LA, HA), which makes four buckets.</p>"""
-    return f"{text}{parts.table(heads, lines, 'data')}<p class='note'>{data_line(results)}</p>"
-
-
-def _pictures(rows: list[Configuration], look: plotting.Styles, results: dict[str, Any]) -> str:
-    order = ranked(rows)
-    fve = "Best by threshold on top; an arrow to the left marks a value below the axis."
-    fve += parts.several(rows, " Dots are means over seeds; thin lines reach from the smallest to the largest.")
-    recovery = "Share of each bucket, in the same order." + parts.several(rows, " Means over seeds.")
-    kinds = parts.key_list((glyph, name, plotting.MUTED) for name, *_, glyph in FVE_KINDS)
-    names = [str(part["name"]) for part in buckets(results)]
-    return (
-        parts.key_list(("■", group, style.color) for group, style in look.items())
-        + parts.figure_block("fve", fve_dots(order, look), "Variance explained", fve, kinds)
-        + parts.figure_block("recovery", recovery_map(order, names), "True features recovered", recovery)
+    log, log_note = read_log(folder / "log.jsonl")
+    look, shared = styles(rows), {key: value for key, value in results.items() if key not in ("saes", "data")}
+    runs = [Configuration(str(run["name"]), row.group, row.l, (run,)) for row in rows for run in row.runs]
+    text = render(
+        "synthetic.html",
+        title=f"Synthetic experiment: {results.get('preset')}",
+        summary=summary(results, bold),
+        data=data_table(results),
+        data_line=data_line(results),
+        groups=[Mark("■", group, style.color) for group, style in look.items()],
+        several=several(rows),
+        fve=fve_figure(rows, look),
+        recovery=recovery_figure(rows, [str(part["name"]) for part in buckets(results)]),
+        against_l=_against_l(rows, look),
+        training=training(rows, look, log, log_note),
+        table=table_of(rows, columns(results)),
+        every=table_of(runs, columns(results)),
+        meanings=MEANINGS,
+        settings=shared | {"data": (results.get("data") or {}).get("config")},
+        runs=results["saes"],
     )
+    write_text(folder / "index.html", text)
+    return folder / "index.html"
 
 
-def _against_l(rows: list[Configuration], look: plotting.Styles) -> str:
+def fve_figure(rows: list[Configuration], look: Styles) -> Figure:
+    """The three FVEs of each configuration, the best first."""
+    caption = "Best by threshold on top; an arrow to the left marks a value below the axis."
+    if several(rows):
+        caption += " Dots are means over seeds; thin lines reach from the smallest to the largest."
+    kinds = [Mark(glyph, name, MUTED) for name, *_, glyph in FVE_KINDS]
+    return Figure("fve", fve_dots(ranked(rows), look), "Variance explained", caption, kinds)
+
+
+def recovery_figure(rows: list[Configuration], names: list[str]) -> Figure:
+    """Recovered true features by bucket, in the same order."""
+    caption = "Share of each bucket, in the same order." + " Means over seeds." * several(rows)
+    return Figure("recovery", recovery_map(ranked(rows), names), "True features recovered", caption)
+
+
+def _against_l(rows: list[Configuration], look: Styles) -> tuple[list[Mark], list[Figure]] | None:
+    """Legend and figures of FVE against l; None where no SAE has a constant scored pool."""
     scored = [row for row in rows if row.l is not None and row.l > 0]
     if not scored:
-        return "<p class='note'>No SAE here has a constant scored pool, so there is no FVE against l.</p>"
+        return None
     base = next((row for row in rows if row.group == "batchtopk"), None)
-    kinds = [("own pools", "fve_heldout"), ("by threshold", "fve_heldout_threshold")]
-    limits = plotting.fve_range(row.stat(key) for row in [*scored, base] if row for _, key in kinds)
-    caption = "Held-out samples." + parts.several(rows, " Thin lines reach from the smallest to the largest seed.")
-    marks = [(look[group].glyph, group, look[group].color) for group in dict.fromkeys(row.group for row in scored)]
-    marks += [("- -", base.label, look[base.group].color)] if base else []
-    pair = "".join(
-        parts.figure_block(f"l-{i}", fve_against_l(scored, base, look, key, limits), f"FVE against l, {name}", caption)
-        for i, (name, key) in enumerate(kinds)
-    )
-    return f"{parts.key_list(marks)}<div class='pair'>{pair}</div>"
+    kinds = {"own pools": "fve_heldout", "by threshold": "fve_heldout_threshold"}
+    limits = fve_range(row.stat(key) for row in [*scored, base] if row for key in kinds.values())
+    caption = "Held-out samples." + " Thin lines reach from the smallest to the largest seed." * several(rows)
+    marks = [Mark(look[group].glyph, group, look[group].color) for group in dict.fromkeys(row.group for row in scored)]
+    marks += [Mark("- -", base.label, look[base.group].color)] if base else []
+    figures = [
+        Figure(f"l-{i}", fve_against_l(scored, base, look, key, limits), f"FVE against l, {name}", caption)
+        for i, (name, key) in enumerate(kinds.items())
+    ]
+    return marks, figures
 
 
-def _numbers(rows: list[Configuration], results: dict[str, Any]) -> str:
-    shown = columns(results)
-    runs = [Configuration(str(run["name"]), row.group, row.l, (run,)) for row in rows for run in row.runs]
-    meanings = (line.split(": ", 1) for line in MEANINGS.strip().splitlines())
-    defined = parts.definitions((term, text) for term, text in meanings)
-    note = "A click on a head sorts; the best of each column is marked." + parts.several(
-        rows, " Means over seeds, with the smallest and the largest below."
-    )
-    every = f"<details><summary>Every run</summary>{parts.results_table(runs, shown)}</details>"
-    return f"""<p class="note">{note}</p>{parts.results_table(rows, shown)}{parts.several(rows, every)}
-<h3 class="apart">What the numbers mean</h3>{defined}"""
-
-
-def _settings(results: dict[str, Any]) -> str:
-    """All settings, as they stand in the file: of the experiment, then of each run."""
-    shared = {key: value for key, value in results.items() if key not in ("saes", "data")}
-    shared["data"] = (results.get("data") or {}).get("config")
-    runs = "".join(parts.folded(str(run["name"]), run.get("config")) for run in results["saes"])
-    each = f"<details><summary>Each run ({len(results['saes'])})</summary>{runs}</details>"
-    return parts.folded("The experiment", shared) + each
+def print_results(results: dict[str, Any], console: Console | None = None) -> None:
+    """Print the data's statistics, a row per configuration (means over seeds) and a summary."""
+    console = console or console_of(100)
+    rows = configurations(results)
+    shown = {key: column for key, column in columns(results).items() if column.brief}
+    table = table_of(rows, shown)
+    seeds = max((len(row.runs) for row in rows), default=0)
+    over = f"; means over up to {seeds} seeds" if seeds > 1 else ""
+    note = f"* best of its column; L0 by threshold; buckets: share of true features recovered{over}"
+    console.print(safe("Data", "bold"), drawn(data_table(results)), safe(data_line(results)), "", sep="\n")
+    console.print(safe("Results", "bold"), drawn(table, dense=True), safe(note), "", sep="\n")
+    console.print(safe(summary(results, lambda label: f"'{label}'")))

@@ -1,158 +1,327 @@
-"""The numbers of a sweep as tables: Markdown and LaTeX to read, CSV to go on with."""
+"""A Table as CSV, Markdown and LaTeX; the tables of a sweep; tables and SAEBench files of evaluations.
+
+The LaTeX compiles with pdfLaTeX, XeLaTeX and LuaLaTeX.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+import re
+import textwrap
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sampled_sae.evals import all_metrics, titles
 from sampled_sae.evals.session import names_of
-from sampled_sae.reporting.paper_tables_format import head_lines, in_latex, row_of, tabular, text_file
-from sampled_sae.reporting.sweep import Column, Configuration, Stat, Sweep, best_of, key_of
+from sampled_sae.reporting.collect import Kind, kinds
+from sampled_sae.reporting.sweep import Configuration, Sweep, key_of
 from sampled_sae.utils.files import make_folder, read_json, write_json, write_text
-from sampled_sae.utils.measures import find, form, in_markdown, shown
-
-SETTINGS = ("l", "k", "latents", "lr", "tokens")
-MOST = 6
-"""Columns of numbers that stand beside each other in LaTeX."""
-Cell = tuple[str, tuple[str, str] | None]  # a number, and its range where seeds differ
+from sampled_sae.utils.measures import Cell, Column, Table, find, form, number, shown
 
 
-def columns_of(sweep: Sweep, evaluation: str) -> list[Column]:
-    """The numbers of one evaluation that some SAE has."""
-    return [
-        Column(metric.title, key_of(metric), metric.digits, metric.better)
-        for metric in sweep.metrics
-        if metric.evaluation == evaluation
-    ]
+class Missing(NamedTuple):
+    """A table that could not be made."""
+
+    name: str
+    title: str
+    why: str
+    """What it would take."""
 
 
-def evaluations_of(sweep: Sweep) -> list[str]:
-    """The evaluations that some SAE has numbers of."""
-    return [name for name in titles() if columns_of(sweep, name)]
+# ---- cells ---------------------------------------------------------------------------------------------
 
 
-def measured(sweep: Sweep, columns: Sequence[Column]) -> list[Configuration]:
-    """The rows that have one of these numbers at least."""
-    return [row for row in sweep.rows if any(row.stat(column.key) for column in columns)]
+def text_of(cell: Cell, column: Column) -> str:
+    """A cell as text: a number with the column's digits, a dash for None."""
+    value = cell[0] if isinstance(cell, tuple) else cell
+    if value is None or isinstance(value, str):
+        return value or ("-" if value is None else "")
+    if column.digits is not None:
+        return form(value, column.digits)
+    finite = number(value)
+    return f"{value}" if finite is None else f"{finite:g}" if abs(finite) < 1e5 else f"{finite:.0f}"
 
 
-def tables(sweep: Sweep) -> dict[str, str]:
-    """File names and their text: a table for each evaluation, three times, and one line a SAE."""
-    made = {}
-    for name in evaluations_of(sweep):
-        made[f"{name}.md"] = markdown(sweep, name)
-        made[f"{name}.tex"] = latex(sweep, name)
-        made[f"{name}.csv"] = comma_separated(sweep, name)
-    made["saes.csv"] = every_sae(sweep)
-    return made
+def range_of(cell: Cell, column: Column) -> tuple[str, str] | None:
+    """Both ends of a cell's range as text; None where there is none or they are equal as written."""
+    if not isinstance(cell, tuple) or cell.low is None or cell.high is None:
+        return None
+    low, high = form(cell.low, column.digits or 0), form(cell.high, column.digits or 0)
+    return (low, high) if low != high else None
 
 
-def markdown(sweep: Sweep, evaluation: str) -> str:
-    """A Markdown table: means over seeds, their range in brackets, the best of each column bold."""
-    columns = columns_of(sweep, evaluation)
-    heads = ["SAE", *(in_markdown(column.title) + _arrow(column, "↓", "↑") for column in columns)]
-    lines = [heads, ["---", *["---:"] * len(columns)]]
-    for label, numbers in _cells(measured(sweep, columns), columns, in_markdown, lambda text: f"**{text}**"):
-        lines.append([label, *(f"{value} ({' to '.join(spread)})" if spread else value for value, spread in numbers)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+def columns_only(table: Table, kept: Sequence[int]) -> Table:
+    """The table with these columns alone."""
+    bold = frozenset((r, kept.index(c)) for r, c in table.bold if c in kept)
+    rows = [[row[c] for c in kept] for row in table.rows]
+    return table._replace(columns=[table.columns[c] for c in kept], rows=rows, bold=bold)
 
 
-def latex(sweep: Sweep, evaluation: str) -> str:
-    """LaTeX tables of a few columns each, one below the other: means over seeds, their range under them."""
-    columns = columns_of(sweep, evaluation)
-    rows = measured(sweep, columns)
-    parts = -(-len(columns) // MOST)
-    size = -(-len(columns) // parts)
-    blocks = [_block(rows, columns[start : start + size]) for start in range(0, len(columns), size)]
-    remark = "Means over seeds, the smallest and the largest in brackets."
-    return text_file(remark, "\n\n\\medskip\n".join(blocks))
+# ---- CSV -----------------------------------------------------------------------------------------------
+
+FORMULA = re.compile(r"[=+\-@]")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def _block(rows: Sequence[Configuration], columns: Sequence[Column]) -> str:
-    arrows = [_arrow(column, r"$\downarrow$", r"$\uparrow$") for column in columns]
-    heads = [["SAE"], *(head_lines(column.title, after=arrow) for column, arrow in zip(columns, arrows, strict=True))]
-    lines = []
-    for label, numbers in _cells(rows, columns, in_latex, lambda text: rf"\textbf{{{text}}}"):
-        lines.append(row_of([label, *(value for value, _ in numbers)]))
-        if any(spread for _, spread in numbers):
-            ranges = [rf"\scriptsize [{spread[0]}, {spread[1]}]" if spread else "" for _, spread in numbers]
-            lines += [row_of(["", *ranges]), r"\addlinespace[2pt]"]
-    return r"\noindent" + tabular("l" + "r" * len(columns), heads, lines)
-
-
-def _cells(
-    rows: Sequence[Configuration],
-    columns: Sequence[Column],
-    escape: Callable[[object], str],
-    bold: Callable[[str], str],
-) -> list[tuple[str, list[Cell]]]:
-    lines: list[tuple[str, list[Cell]]] = [(escape(row.label), []) for row in rows]
-    for column in columns:
-        stats = [row.stat(column.key) for row in rows]
-        best = best_of([stat and stat.mean for stat in stats], column)
-        for (_, line), stat, mark in zip(lines, stats, best, strict=True):
-            line.append(_cell(stat, column.digits, escape, bold if mark else str))
-    return lines
-
-
-def _cell(stat: Stat | None, digits: int, escape: Callable[[object], str], mark: Callable[[str], str]) -> Cell:
-    if stat is None:
-        return escape("-"), None
-    mean, low, high = (escape(form(value, digits)) for value in stat)
-    return mark(mean), (low, high) if low != high else None
-
-
-def _arrow(column: Column, low: str, high: str) -> str:
-    return {"low": f" {low}", "high": f" {high}", None: ""}[column.best]
-
-
-def comma_separated(sweep: Sweep, evaluation: str) -> str:
-    """A line for each configuration: its settings, and each number with the smallest and the largest over seeds."""
-    metrics = [metric for metric in sweep.metrics if metric.evaluation == evaluation]
-    heads = ["configuration", "group", *SETTINGS, "seeds"]
-    for metric in metrics:
-        heads += [metric.name, f"{metric.name}_low", f"{metric.name}_high"]
-    lines = []
-    for row in measured(sweep, columns_of(sweep, evaluation)):
-        line = [row.label, row.group, row.l, *(row.runs[0][name] for name in SETTINGS[1:]), len(row.runs)]
-        for metric in metrics:
-            line += row.stat(key_of(metric)) or [None] * 3
-        lines.append(line)
-    return _csv(heads, lines)
-
-
-def every_sae(sweep: Sweep) -> str:
-    """A line for each SAE, with all numbers as they were measured."""
-    names = [metric.name for metric in sweep.metrics]
-    heads = ["name", "configuration", "group", *SETTINGS, "seed", "folder", *names]
-    lines = [
-        [
-            *(run["label"], row.label, row.group, row.l, *(run[name] for name in SETTINGS[1:]), run["seed"]),
-            *(run["name"], *(run["values"].get(name) for name in names)),
-        ]
-        for row in sweep.rows
-        for run in row.runs
-    ]
-    return _csv(heads, lines)
-
-
-def _csv(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+def comma_separated(table: Table) -> str:
+    """All digits of all values; a column with ranges becomes three: NAME, NAME_low and NAME_high."""
+    names = [column.name or column.title for column in table.columns]
+    ranged = [any(isinstance(row[c], tuple) for row in table.rows) for c in range(len(names))]
+    heads = [head for name, three in zip(names, ranged, strict=True) for head in _three(name, three)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows([[_plain(value) for value in line] for line in lines])
+    writer.writerow([_in_csv(head) for head in heads])
+    for row in table.rows:
+        parts = [cell if isinstance(cell, tuple) else (cell, *[None] * 2 * ranged[c]) for c, cell in enumerate(row)]
+        writer.writerow([_in_csv(value) for part in parts for value in part])
     return text.getvalue()
 
 
-def _plain(value: Any) -> Any:
-    """Whole numbers without a point, because counts are kept as floats; text on one line."""
-    if isinstance(value, str):
-        return shown(value)
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else value
+def _three(name: str, ranged: bool) -> list[str]:
+    return [name, f"{name}_low", f"{name}_high"] if ranged else [name]
+
+
+def _in_csv(value: Any) -> Any:
+    """Text on one line; an apostrophe keeps spreadsheets from running text that begins like a formula."""
+    if not isinstance(value, str):
+        return value
+    line = shown(value)
+    return f"'{line}" if FORMULA.match(line) and not NUMBER.fullmatch(line) else line
+
+
+# ---- Markdown ------------------------------------------------------------------------------------------
+
+
+def in_markdown(text: object) -> str:
+    """For a cell of a Markdown table."""
+    return re.sub(r"([\\`*_{}\[\]<>|~$#&])", r"\\\1", shown(text))
+
+
+def markdown(table: Table) -> str:
+    """A Markdown table with ranges in brackets and the best in bold, between its title and its note."""
+    arrows = {"low": " ↓", "high": " ↑", None: ""}
+    lines = [[in_markdown(column.title) + arrows[column.better] for column in table.columns]]
+    lines.append(["---:" if column.digits is not None else "---" for column in table.columns])
+    lines += [[_markdown_cell(table, r, c) for c in range(len(row))] for r, row in enumerate(table.rows)]
+    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    title = [f"**{in_markdown(table.title)}**"] if table.title else []
+    return "\n\n".join([*title, body, *([in_markdown(table.note)] if table.note else [])]) + "\n"
+
+
+def _markdown_cell(table: Table, r: int, c: int) -> str:
+    cell, column = table.rows[r][c], table.columns[c]
+    text, ends = in_markdown(text_of(cell, column)), range_of(cell, column)
+    return (f"**{text}**" if (r, c) in table.bold else text) + (f" ({' to '.join(ends)})" if ends else "")
+
+
+# ---- LaTeX ---------------------------------------------------------------------------------------------
+
+MOST = 6
+"""Columns of numbers side by side in a table without a caption."""
+PACKAGES = r"% Needs \usepackage{array,booktabs,graphicx}."
+SIGNS = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "'": r"\textquotesingle{}",
+    "`": r"\textasciigrave{}",
+    '"': r"\texttt{\symbol{34}}",
+    # At the start of a row these would belong to the end of the row before.
+    "[": "{[}",
+    "*": "{*}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\u00a0": "~",
+    "±": r"$\pm$",
+    "\N{MULTIPLICATION SIGN}": r"$\times$",
+    "·": r"$\cdot$",
+    "\N{MINUS SIGN}": "$-$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "←": r"$\leftarrow$",
+    "→": r"$\rightarrow$",
+    "↵": r"$\hookleftarrow$",
+    "␣": r"\textvisiblespace{}",
+    "…": r"\ldots{}",
+    "\N{EN DASH}": "--",
+    "\N{EM DASH}": "---",
+    "\N{LEFT SINGLE QUOTATION MARK}": "`",
+    "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+    "“": "``",
+    "”": "''",
+}
+ACCENTS = set("\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327")
+"""Those in pdfLaTeX's standard fonts."""
+PLAIN = "¡¿£§©€ÆæØøßŒœŁł"
+"""Other letters that pdfLaTeX takes as they are."""
+OTHER = r"""% \unicodeletter: the letter itself with XeLaTeX and LuaLaTeX, if the font has it; with pdfLaTeX its number.
+\providecommand{\unicodeletter}[1]{%
+  \ifdefined\Umathcode\symbol{\string"#1}\else{\scriptsize\ttfamily U+#1}\fi\allowbreak}
+"""
+BREAK = r"\allowbreak{}"
+WORD = 20
+"""Signs without a space after which a line may end."""
+
+
+def in_latex(text: object) -> str:
+    """For a cell or a caption."""
+    line = shown(text)
+    if re.fullmatch(r"-[\d.,]*", line):
+        return "$-$" + line[1:] if line[1:] else "--"
+    made, since = "", 0
+    for before, sign, after in zip(" " + line, line, line[1:] + " ", strict=False):
+        since = 0 if sign == " " else since + 1
+        if since > WORD:
+            made, since = made + BREAK, 1
+        made += _sign(before, sign, after)
+    return made
+
+
+def _sign(before: str, sign: str, after: str) -> str:
+    if sign == before == " ":
+        return "\\ "
+    if sign == before and sign in "-,":  # two of these would be drawn as another sign
+        return "{}" + sign
+    if sign == "'" and before.isalpha() and after.isalpha():  # an apostrophe, no quotation mark
+        return sign
+    return SIGNS.get(sign) or _letter(sign)
+
+
+def _letter(sign: str) -> str:
+    parts = unicodedata.normalize("NFD", sign)
+    european = ord(sign) < 0x180 and parts[0].isascii() and set(parts[1:]) <= ACCENTS
+    return sign if sign in PLAIN or european else rf"\unicodeletter{{{ord(sign):04X}}}"
+
+
+def head_lines(title: str, width: int = 9, after: str = "") -> list[str]:
+    """A column header in lines, with `after` (LaTeX) at the end of the last one."""
+    lines = [
+        in_latex(line) for line in textwrap.wrap(title, width, break_long_words=False, break_on_hyphens=False)
+    ] or [""]
+    return [*lines[:-1], lines[-1] + after]
+
+
+def latex(table: Table) -> str:
+    """A LaTeX table with its caption; without a title, tabulars of a few columns each, one below the other."""
+    if not table.title:
+        text = "\n\n\\medskip\n".join(r"\noindent" + tabular(block) for block in _blocks(table))
+        return text_file("Means over seeds, the smallest and the largest in brackets.", text)
+    caption = rf"\caption{{{in_latex(table.title)}. {in_latex(table.note)}}}"
+    label = rf"\label{{tab:{table.name.replace('_', '-')}}}\smallskip"
+    return text_file(
+        "", "\n".join([r"\begin{table}", r"\centering", caption, label, "", tabular(table), r"\end{table}"])
+    )
+
+
+def _blocks(table: Table) -> Iterator[Table]:
+    """Tables of the first column and at most `MOST` others, as equal as possible."""
+    others = range(1, len(table.columns))
+    size = -(-len(others) // -(-len(others) // MOST))
+    for start in range(0, len(others), size):
+        yield columns_only(table, [0, *others[start : start + size]])
+
+
+def tabular(table: Table) -> str:
+    """A table in small print, shrunk where it is wider than the line; headers end on the same line."""
+    wide = sum(column.wide for column in table.columns)
+    heads = [_head(column, wide) for column in table.columns]
+    height = max(map(len, heads))
+    above = [_row(line) for line in zip(*([""] * (height - len(lines)) + lines for lines in heads), strict=True)]
+    lines = [
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{\small\setlength{\tabcolsep}{4pt}%",
+        rf"\begin{{tabular}}{{{''.join(_kind(column, wide) for column in table.columns)}}}",
+        *(r"\toprule", *above, r"\midrule", *_body(table), r"\bottomrule"),
+        r"\end{tabular}}",
+    ]
+    return "\n".join(lines)
+
+
+def _head(column: Column, wide: int) -> list[str]:
+    arrow = {"low": r" $\downarrow$", "high": r" $\uparrow$", None: ""}[column.better]
+    return head_lines(column.title, 22 if column.wide or (column.digits is None and not wide) else 9, arrow)
+
+
+def _kind(column: Column, wide: int) -> str:
+    """The column's kind; sentences share six tenths of the line."""
+    if column.wide:
+        return rf">{{\raggedright\arraybackslash}}p{{{0.6 / wide:.2f}\linewidth}}"
+    return "l" if column.digits is None else "r"
+
+
+def _body(table: Table) -> Iterator[str]:
+    for r, row in enumerate(table.rows):
+        if r in table.rules and r > 0:
+            yield r"\midrule"
+        texts = [in_latex(text_of(cell, column)) for cell, column in zip(row, table.columns, strict=True)]
+        yield _row([rf"\textbf{{{text}}}" if (r, c) in table.bold else text for c, text in enumerate(texts)])
+        ends = [range_of(cell, column) for cell, column in zip(row, table.columns, strict=True)]
+        if any(ends):
+            yield _row([rf"\scriptsize [{', '.join(map(in_latex, pair))}]" if pair else "" for pair in ends])
+            yield r"\addlinespace[2pt]"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def text_file(remark: str, text: str) -> str:
+    """A file that begins with the packages and commands it needs."""
+    before = " ".join([PACKAGES, *([remark] if remark else [])]) + "\n"
+    return before + (OTHER if r"\unicodeletter" in text else "") + text + "\n"
+
+
+def files(table: Table) -> dict[str, str]:
+    """File names and their text."""
+    writers: dict[str, Callable[[Table], str]] = {"md": markdown, "csv": comma_separated, "tex": latex}
+    return {f"{table.name}.{end}": write(table) for end, write in writers.items()}
+
+
+# ---- sweeps and evaluations -----------------------------------------------------------------------------
+
+SETTINGS = ("l", "k", "latents", "lr", "tokens")
+
+
+def sweep_files(sweep: Sweep) -> dict[str, str]:
+    """File names and their text: a table for each evaluation in three formats, and saes.csv with a row per SAE."""
+    made: dict[str, str] = {}
+    for kind in sweep.kinds:
+        table = sweep.table(kind)
+        made |= {f"{kind.name}.md": markdown(table), f"{kind.name}.tex": latex(table)}
+        made[f"{kind.name}.csv"] = comma_separated(_with_settings(sweep, kind))
+    return made | {"saes.csv": comma_separated(_every_sae(sweep))}
+
+
+def _with_settings(sweep: Sweep, kind: Kind) -> Table:
+    """A row per configuration: its settings, then each number with its range over seeds."""
+    columns = [*map(Column, ("configuration", "group", *SETTINGS, "seeds"))]
+    columns += [Column(metric.title, metric.digits, name=metric.name) for metric in kind.metrics]
+    rows = [
+        [row.label, row.group, *_settings(row, row.runs[0]), len(row.runs), *map(row.stat, map(key_of, kind.metrics))]
+        for row in sweep.measured(kind)
+    ]
+    return Table(columns, rows)
+
+
+def _every_sae(sweep: Sweep) -> Table:
+    """A row per SAE, with all numbers as they were measured."""
+    names = [metric.name for metric in sweep.metrics]
+    rows = [
+        [run["label"], row.label, row.group, *_settings(row, run), run["seed"], run["name"]]
+        + [run["values"].get(name) for name in names]
+        for row in sweep.rows
+        for run in row.runs
+    ]
+    return Table([*map(Column, ("name", "configuration", "group", *SETTINGS, "seed", "folder", *names))], rows)
+
+
+def _settings(row: Configuration, run: dict[str, Any]) -> list[float | None]:
+    """Whole numbers without a point: counts are read as floats."""
+    values = [row.l, *(run[name] for name in SETTINGS[1:])]
+    return [int(value) if value is not None and float(value).is_integer() else value for value in values]
 
 
 TABLE = "table.csv"
@@ -160,26 +329,24 @@ HEAD = ("sae", "folder", "model", "layer", "seed", "evaluation", "metric", "valu
 
 
 def write_tables(folders: Sequence[Path], out: Path) -> Path:
-    """Write `out`/table.csv, a line for each number of each SAE, and `out`/saebench/KIND/..._eval_results.json; returns
-    the table. All results in the SAEs' folders are in it, not only the last ones."""
-    made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
-    writer.writerow(HEAD)
-    for evaluation in titles():
+    """Write `out`/table.csv, a row for each number of each SAE, and `out`/saebench/KIND/..._eval_results.json.
+
+    All results in the SAEs' folders are included, not only the latest. Returns the path of the table.
+    """
+    rows: list[list[Any]] = []
+    for kind in kinds():
         for name, folder in zip(names_of(folders), folders, strict=True):
-            path = folder / "evals" / f"{evaluation}.json"
+            path = folder / "evals" / f"{kind.name}.json"
             if not path.exists():
                 continue
             content = read_json(path)
             _write_saebench(content, folder, name, out / "saebench", int(path.stat().st_mtime * 1000))
             seed = (content["sae"] or {}).get("seed")
-            about = (name, folder, content.get("model"), content.get("layer"), seed)
-            for metric in all_metrics():
-                value = find(metric, content["result"]) if metric.evaluation == evaluation else None
-                if value is not None:
-                    writer.writerow([*about, evaluation, metric.name, *value])
+            about = (name, str(folder), content.get("model"), content.get("layer"), seed, kind.name)
+            found = [(metric.name, find(metric, content["result"])) for metric in kind.metrics]
+            rows += [[*about, metric, *value] for metric, value in found if value is not None]
     make_folder(out)
-    write_text(out / TABLE, made.getvalue())
+    write_text(out / TABLE, comma_separated(Table([*map(Column, HEAD)], rows)))
     return out / TABLE
 
 

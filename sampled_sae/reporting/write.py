@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import plotly.graph_objects as go
-
-from sampled_sae.evals.core import FVU
 from sampled_sae.reporting import panels
 from sampled_sae.reporting import scatter as pareto
 from sampled_sae.reporting.collect import Found, collect
 from sampled_sae.reporting.pages import CURVES
 from sampled_sae.reporting.panels import curves
 from sampled_sae.reporting.paper_tables import paper_tables
-from sampled_sae.reporting.paper_tables_format import Missing, PaperTable, files
 from sampled_sae.reporting.report_page import page, styles
 from sampled_sae.reporting.style import INK, MUTED, Styles, plain
 from sampled_sae.reporting.sweep import Sweep, sweeps
-from sampled_sae.reporting.tables import tables
+from sampled_sae.reporting.tables import Missing, files, sweep_files
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, read_json, write_json, write_text
+from sampled_sae.utils.measures import Table
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 FORMATS = ("png", "pdf")
 WIDTH, SMALL = 760, (560, 430)
@@ -36,12 +36,12 @@ PAPER_FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
 
 def paper_figures(sweep: Sweep, look: Styles) -> Iterator[tuple[str, go.Figure]]:
     """File names without their ends, and figures."""
-    headline = [metric for metric in sweep.metrics if metric.headline and metric.name != FVU.name]
-    for metric in headline:
-        if sweep.having(FVU, metric):
+    x = sweep.metric(pareto.REFERENCE)
+    for metric in sweep.metrics:
+        if x and metric.headline and metric is not x and sweep.having(x, metric):
             if metric.better:
-                yield f"pareto-{metric.name}-fvu", _paper(pareto.pareto(sweep, FVU, metric, look, SMALL), *SMALL)
-            yield f"panels-{metric.name}-fvu", _sheet(panels.against(sweep, FVU, metric, look))
+                yield f"pareto-{metric.name}-{x.name}", _paper(pareto.pareto(sweep, x, metric, look, SMALL), *SMALL)
+            yield f"panels-{metric.name}-{x.name}", _sheet(panels.against(sweep, x, metric, look))
     for y_name, x_name in pareto.PAIRS:
         x, y = sweep.metric(x_name), sweep.metric(y_name)
         if x and y and sweep.having(x, y):
@@ -140,7 +140,7 @@ class Written(NamedTuple):
     sweeps: list[Sweep]
     paper: list[Path]
     """The paper's tables, three files each."""
-    paper_tables: list[PaperTable | Missing]
+    paper_tables: list[Table | Missing]
     """The same, and those for which something is missing."""
 
 
@@ -150,35 +150,41 @@ def write_report(
     """Collect what is in `folders`, for one model or layer if asked for, and write the report into `out`."""
     found = _only(collect(folders), model, layer)
     made, notes = sweeps(found), list(found.notes)
+    names = _names(made)
+    paper = paper_tables(found, made, names)
     make_folder(out)
     index = out / "index.html"
     write_text(index, page(found, made))
-    tabled: list[Path] = []
-    for sweep, name in zip(made, _names(made), strict=True):
-        make_folder(out / "tables")
-        for file, text in tables(sweep).items():
-            tabled.append(out / "tables" / (name + file))
-            write_text(tabled[-1], text)
-    paper = paper_tables(found, made, _names(made))
-    filled = [out / "tables" / file for table in paper if isinstance(table, PaperTable) for file in files(table)]
-    texts = [text for table in paper if isinstance(table, PaperTable) for text in files(table).values()]
-    for path, text in zip(filled, texts, strict=True):
-        make_folder(path.parent)
-        write_text(path, text)
+    own = {
+        name + file: text for sweep, name in zip(made, names, strict=True) for file, text in sweep_files(sweep).items()
+    }
+    tables, filled = (_write_all(out / "tables", texts) for texts in (own, _texts_of(paper)))
     drawn: list[Path] = []
     lacking = missing_for_figures() if figures else None
     if figures and lacking is None:
         listed = [
             (name + file, figure)
-            for sweep, name in zip(made, _names(made), strict=True)
+            for sweep, name in zip(made, names, strict=True)
             for file, figure in paper_figures(sweep, styles(sweep))
         ]
         try:
             drawn = write_figures(listed, out / "figures")
         except UserError as error:
             lacking = str(error)
-    _tidy(out, [index, *tabled, *filled, *drawn])
-    return Written(index, tabled, drawn, [*notes, *([lacking] if lacking else [])], made, filled, paper)
+    _tidy(out, [index, *tables, *filled, *drawn])
+    return Written(index, tables, drawn, [*notes, *([lacking] if lacking else [])], made, filled, paper)
+
+
+def _texts_of(paper: Sequence[Table | Missing]) -> dict[str, str]:
+    """Files of the tables that could be made."""
+    return {name: text for table in paper if isinstance(table, Table) for name, text in files(table).items()}
+
+
+def _write_all(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    for name, text in texts.items():
+        make_folder(folder)
+        write_text(folder / name, text)
+    return [folder / name for name in texts]
 
 
 def _only(found: Found, model: str | None, layer: int | None) -> Found:

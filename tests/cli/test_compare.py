@@ -14,7 +14,7 @@ import sampled_sae as ss
 from sampled_sae.cli import parse
 from sampled_sae.cli.compare import Compare
 from sampled_sae.evals.results import save_firing
-from sampled_sae.reporting.compare_terminal import matrix_caption, print_comparison, short_names, spark
+from sampled_sae.reporting.comparison import matrix_caption, print_comparison, short_names, spark
 from sampled_sae.utils.errors import UserError
 from tests.evals.similarity.test_unique import has_minilm
 from tests.evals.similarity.tools import explain, made, rows, seeded

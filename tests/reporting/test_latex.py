@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampled_sae.reporting.paper_tables_format import Head, PaperTable, head_lines, in_latex, latex, tabular, text_file
+from sampled_sae.reporting.tables import head_lines, in_latex, latex, tabular, text_file
 from sampled_sae.reporting.write import write_report
+from sampled_sae.utils.measures import Column, Table
 from tests.reporting.made_up_compare import COMPARISON, synthetic
 from tests.reporting.made_up_sweep import put, write_sweep
 
@@ -54,8 +55,8 @@ def test_signs_that_latex_would_draw_as_others() -> None:
 
 def test_heads_end_on_the_same_line() -> None:
     assert head_lines("CE recovered", after=r" $\uparrow$") == ["CE", r"recovered $\uparrow$"]
-    lines = tabular("lr", [["SAE"], ["a", "b"]], [r"x & 1 \\"]).splitlines()
-    assert lines[2:5] == [r"\toprule", r" & a \\", r"SAE & b \\"]
+    lines = tabular(Table([Column("SAE"), Column("some numbers", 0)], [["x", 1]])).splitlines()
+    assert lines[2:5] == [r"\toprule", r" & some \\", r"SAE & numbers \\"]
 
 
 def test_other_letters_bring_their_command() -> None:
@@ -63,10 +64,10 @@ def test_other_letters_bring_their_command() -> None:
     assert "unicodeletter" not in text_file("", in_latex("é"))
 
 
-def hostile_table() -> PaperTable:
-    heads = [Head("N_1"), Head("50% & x", 2), Head("Explanation", wide=True), Head("Other one", wide=True)]
+def hostile_table() -> Table:
+    columns = [Column("N_1"), Column("50% & x", 2), Column("Explanation", wide=True), Column("Other one", wide=True)]
     rows = [[text, -0.25, text, text] for text in HOSTILE]
-    return PaperTable("hostile", "".join(HOSTILE), "漢 & 50%", heads, rows, frozenset({(0, 0)}), frozenset({1, 2}))
+    return Table(columns, rows, "hostile", "".join(HOSTILE), "漢 & 50%", frozenset({(0, 0)}), frozenset({1, 2}))
 
 
 @pytest.mark.parametrize(

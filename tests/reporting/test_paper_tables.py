@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from sampled_sae.reporting.collect import collect
 from sampled_sae.reporting.comparison import compare_part
-from sampled_sae.reporting.paper_tables import paper_tables
-from sampled_sae.reporting.paper_tables_compare import compared, kind_of, title_of
-from sampled_sae.reporting.paper_tables_format import Head, Missing, PaperTable, best, files, html_rows
+from sampled_sae.reporting.pages import page_rows, text_columns
+from sampled_sae.reporting.paper_tables import compared, kind_of, paper_tables, title_of
 from sampled_sae.reporting.sweep import sweeps
+from sampled_sae.reporting.tables import Missing, files
 from sampled_sae.reporting.write import write_report
+from sampled_sae.utils.measures import Column, Table, best_of
 from tests.reporting.made_up_compare import COMPARISON, pair, synthetic
 from tests.reporting.made_up_sweep import grid, put, write_sweep
 
@@ -32,7 +33,7 @@ EXPLAINED = [
 ]
 
 
-def by_name(tables: list[PaperTable | Missing]) -> dict[str, Any]:
+def by_name(tables: list[Table | Missing]) -> dict[str, Any]:
     return {table.name: table for table in tables}
 
 
@@ -67,7 +68,7 @@ def test_unique_features_are_of_the_largest_pool_against_batchtopk() -> None:
     tables = by_name(compared(COMPARISON, "-2-x"))
     table = tables["paper-unique-entropy-2-x"]
     assert table.rows[:2] == [[0, "x", 9, "y", 0.0, -0.25, 0.5, 0.25], [1, "x", 9, "y", 0.01, -0.25, 0.5, 0.25]]
-    assert table.heads[-1].title == "Nearest of all" and "Left out as not unique: 13 of 20" in table.note
+    assert table.columns[-1].title == "Nearest of all" and "Left out as not unique: 13 of 20" in table.note
     assert len(table.rows) == 5 and "l = 100, seed 0" in table.note and "20 here and 30 of BatchTopK" in table.note
     assert isinstance(tables["paper-unique-l2-2-x"], Missing)
 
@@ -94,7 +95,9 @@ def test_a_page_says_what_is_not_unique_and_what_shares_start_values() -> None:
     assert "off-diagonal: same seed, which share start values and so stay alike; diagonal: across seeds" in page
     assert page.count("nearest of all</th>") == 4 and page.count("Left out as not unique: 13 of 20") == 4
     assert "None is unique: for each of the 4, a latent of &lt;y&gt;" in page
-    assert "Tables of unique features left out (1): made without" in page and "old against older" not in page
+    assert (
+        "Tables of unique features left out (1): made by an older version" in page and "old against older" not in page
+    )
 
 
 @pytest.mark.parametrize("content", [{}, {"pairs": 3}, {"pairs": [None, {}], "saes": "x", "seeds": [{}, 5]}])
@@ -167,7 +170,7 @@ def test_the_synthetic_experiment(tmp_path: Path) -> None:
     assert len(found.synthetic) == 1 and len(found.saes) == len(grid())
     assert any("page of its own" in note for note in found.notes)
     tables = made(tmp_path)
-    assert tables["paper-synthetic"].rows == [["LF", 3, "0.801 ± -", 0.1, 1.0]]
+    assert tables["paper-synthetic"].rows == [["LF", 3, 0.1, 1.0, 0.8012, None]]
     assert "Mutual coherence 0.0833" in tables["paper-synthetic"].note
     (row,) = tables["paper-synthetic-recovery"].rows
     assert row[0] == "A" and row[1] == 0.5 and 0.25 in row
@@ -212,8 +215,8 @@ def test_two_models_do_not_share_a_table(tmp_path: Path) -> None:
     )
 )
 def test_files_hold_the_table(rows: list[tuple[Any, ...]]) -> None:
-    heads = [Head("a|b"), Head("x_1", 2), Head("n")]
-    table = PaperTable("t", "Title & more", "Note.", heads, rows, frozenset({(0, 1)}))
+    columns = [Column("a|b"), Column("x_1", 2), Column("n")]
+    table = Table(columns, rows, "t", "Title & more", "Note.", frozenset({(0, 1)}))
     made = files(table)
     lines = made["t.md"].split("\n\n")[1].splitlines()
     assert len(lines) == 2 + len(rows)
@@ -230,14 +233,16 @@ def test_files_hold_the_table(rows: list[tuple[Any, ...]]) -> None:
 
 
 def test_on_a_page_text_stands_left_under_its_head() -> None:
-    heads = [Head("k"), Head("Held-out name"), Head("x", 2), Head("Explanation", wide=True)]
+    columns = [Column("k"), Column("Held-out name"), Column("x", 2), Column("Explanation", wide=True)]
     rows = [[1, "a<b", 0.5, None], [2, None, -1.0, "words"]]
-    shown, lines, left = html_rows(PaperTable("t", "T", "", heads, rows, frozenset({(1, 2)}), frozenset({0, 1})))
-    assert left == {1, 3} and shown[1] == "Held\u2011out name"
-    assert lines[0].endswith("<td class='left'>a&lt;b</td><td class=''>0.50</td><td class='text'>-</td>")
-    assert lines[1].count(" rule'>") == 4 and "<b>-1.00</b>" in lines[1] and "rule" not in lines[0]
+    table = Table(columns, rows, "t", "T", "", frozenset({(1, 2)}), frozenset({0, 1}))
+    assert text_columns(table) == {1, 3}
+    first, second = page_rows(table)
+    assert [(cell.text, cell.kind) for cell in first[1:]] == [("a<b", "left"), ("0.50", ""), ("-", "text")]
+    assert [cell.kind for cell in second] == ["rule", "rule left", "best rule", "rule text"]
+    assert second[2].text == "-1.00"
 
 
 def test_the_best_as_written() -> None:
-    assert best([0.1, 0.30001, 0.3, None], 3) == {1, 2}
-    assert best([0.3, 0.3], 3) == best([0.3], 3) == best([None, 0.3], 3) == best([], 3) == set()
+    assert best_of([0.1, 0.30001, 0.3, None], 3) == {1, 2}
+    assert best_of([0.3, 0.3], 3) == best_of([0.3], 3) == best_of([None, 0.3], 3) == best_of([], 3) == set()

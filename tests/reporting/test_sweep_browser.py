@@ -76,9 +76,9 @@ def test_no_front_without_a_better_end(shared: Explored) -> None:
     said = shared.page.locator("article:not([hidden]) [data-front]")
     across.select_option("l0")
     up.select_option("fvu")
-    assert said.inner_text() == "There is no front: L0 has no better end."
+    assert said.inner_text() == "There is no Pareto front: neither high nor low L0 is better."
     across.select_option("fvu")
-    assert said.inner_text() == "There is no front of a number with itself."
+    assert said.inner_text() == "There is no Pareto front of a metric with itself."
     assert shared.data("s0-pareto")[0]["x"] == []
 
 

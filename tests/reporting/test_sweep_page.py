@@ -106,7 +106,7 @@ def test_what_is_missing_is_named(tmp_path: Path, missing: str) -> None:
         (tmp_path / "log.jsonl").unlink()
     text = html(tmp_path)
     expected = {
-        "core": "No SAE has an FVU and another number",
+        "core": "No SAE has FVU and another metric",
         "probing": "<td>0 of 14</td><td>all</td>",
         "log": "there is no log.jsonl in the folder",
         "settings": "a model without a name, width 16",
@@ -118,8 +118,8 @@ def test_one_sae_and_nothing_else(tmp_path: Path) -> None:
     (config,) = presets.named([presets.batchtopk(M, K)], 0)
     write_sae(tmp_path, config)
     text = html(tmp_path)
-    assert "1 SAE of" in text and "class=best" not in text
-    for sentence in ("No SAE has an FVU", "The densities are missing", "without the log"):
+    assert "1 SAE of" in text and 'class="best"' not in text
+    for sentence in ("No SAE has FVU", "The densities are missing", "without the log"):
         assert sentence in text
 
 
@@ -142,10 +142,10 @@ def test_models_are_apart_and_one_can_be_chosen(tmp_path: Path) -> None:
     write_sweep(tmp_path / "a", seeds=(0,))
     write_sweep(tmp_path / "b", model="other", layer=3)
     text = html(tmp_path)
-    assert text.count("<article") == 2 and "do not compare" in text
+    assert text.count("<article") == 2 and "not comparable" in text
     written = write_report([tmp_path], tmp_path / "out", model="other", figures=False)
     assert [sweep.title for sweep in written.sweeps] == ["other, layer 3"]
-    assert "do not compare" not in written.page.read_text(encoding="utf-8")
+    assert "not comparable" not in written.page.read_text(encoding="utf-8")
     with pytest.raises(UserError, match=r"layer = 7: no SAE of that; there are other, layer 3; tiny, layer 1"):
         write_report([tmp_path], tmp_path / "out", layer=7, figures=False)
 

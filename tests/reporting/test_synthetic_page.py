@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("plotly")
 
-from sampled_sae.reporting.pages import script_json
+from sampled_sae.reporting.pages import in_script
 from sampled_sae.reporting.synthetic import write_page
 from sampled_sae.utils.errors import UserError
 
@@ -174,7 +174,7 @@ def test_hostile_names_stay_text(tmp_path: Path, name: str) -> None:
 
 
 def test_json_cannot_leave_its_script() -> None:
-    written = script_json(json.dumps("</script><!-- &"))
+    written = in_script("</script><!-- &")
     assert not set("<>&") & set(written)
     assert json.loads(written) == "</script><!-- &"
 
@@ -203,7 +203,7 @@ def test_one_sae(tmp_path: Path) -> None:
     run = sae("BatchTopK", "batchtopk")
     text = page(tmp_path, results(run), [line(run, 10)])
     assert "It has a held-out FVE by threshold, 0.700." in text
-    assert "class=best" not in text
+    assert 'class="best"' not in text
 
 
 def test_long_logs_are_thinned(tmp_path: Path) -> None:

@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 
-from sampled_sae.reporting.sweep import Column, best_of
 from sampled_sae.reporting.synthetic import columns, configurations, ranked, summary
-from sampled_sae.utils.measures import form
+from sampled_sae.utils.measures import best_of, form
 from tests.reporting.made_up import results, sae
 
 
 def test_best_is_judged_as_written() -> None:
-    high = Column("x", "x", 2, "high")
-    assert best_of([0.501, 0.499, None, 0.3], high) == [True, True, False, False]
-    assert best_of([0.5, 0.3], high._replace(best="low")) == [False, True]
-    assert best_of([0.5, 0.3], high._replace(best=None)) == [False, False]
-    assert best_of([0.5, 0.5], high) == [False, False]
+    assert best_of([0.501, 0.499, None, 0.3], 2, "high") == {0, 1}
+    assert best_of([0.5, 0.3], 2, "low") == {1}
+    assert best_of([0.5, 0.3], 2, None) == set()
+    assert best_of([0.5, 0.5], 2, "high") == set()
 
 
 def test_all_features_are_weighed_by_bucket_size() -> None:
@@ -50,7 +48,7 @@ def test_best_threshold_comes_first() -> None:
 
 
 def test_fve_by_moving_average_is_no_contest() -> None:
-    contest = {column.title for column in columns(results(sae("a"))) if column.best}
+    contest = {column.title for column in columns(results(sae("a"))).values() if column.better}
     # Each SAE has an L0 of its own under the moving average, and a higher L0 buys a higher FVE.
     assert "FVE by threshold" in contest and "FVE by moving average" not in contest
 

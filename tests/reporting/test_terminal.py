@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sampled_sae.reporting.terminal import print_results
+from sampled_sae.reporting.synthetic import print_results
 from tests.reporting.made_up import results, sae
 
 
