@@ -350,7 +350,9 @@ def _scores(content: Content, after: str) -> Table | Missing:
                     same = same and seeds.get(str(pair.get("a"))) == seeds.get(str(pair.get("b")))
     if not found:
         return Missing(name, ACROSS, "BatchTopK was not compared with another configuration")
-    rows: list[list[Any]] = [[title_of(label), statistics.fmean(values), len(values)] for label, values in found.items()]
+    rows: list[list[Any]] = [
+        [title_of(label), statistics.fmean(values), len(values)] for label, values in found.items()
+    ]
     shared = (
         "Both SAEs of a pair have the same seed and so the same start values, which keeps them alike whatever they "
         "learn." * same

@@ -142,11 +142,6 @@ def in_html(text: object) -> str:
     return html.escape(shown(text))
 
 
-def in_markdown(text: object) -> str:
-    """For a cell of a Markdown table."""
-    return re.sub(r"([\\`*_{}\[\]<>|~$#&])", r"\\\1", shown(text))
-
-
 def listed(names: list[str], most: int = 3) -> str:
     """`a, b and c`, or `a, b and 5 more`."""
     named = names if len(names) <= most else [*names[: most - 1], f"{len(names) - most + 1} more"]
