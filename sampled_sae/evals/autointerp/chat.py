@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from sampled_sae.config import numbers, require, whole_numbers
+from sampled_sae.config import Bound, Config, NonNegative, Positive, PositiveNumber, at_least, require
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, writing
 
@@ -35,7 +35,7 @@ REFUSING = (401, 403, 404, 405)
 
 
 @dataclass(frozen=True, slots=True)
-class ChatConfig:
+class ChatConfig(Config):
     """Which endpoint answers, and how it is asked."""
 
     base_url: str = "https://api.openai.com/v1"
@@ -44,41 +44,30 @@ class ChatConfig:
     """The model that is asked, by the endpoint's own name."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key; an endpoint on this machine may go without."""
-    temperature: float | None = 0.0
+    temperature: Annotated[float, Bound("must be from 0 to 2", lambda value: 0 <= value <= 2)] | None = 0.0
     """Of the answers; none leaves it to the endpoint, for models that allow no other."""
     limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the endpoint calls the most tokens of an answer; newer models of OpenAI take the second."""
-    limit_factor: float = 1.0
+    limit_factor: Annotated[float, at_least(1)] = 1.0
     """Times the usual most tokens of an answer: more for models that think aloud before they answer."""
-    concurrency: int = 8
+    concurrency: Positive = 8
     """Questions that are under way at once."""
-    timeout: float = 60.0
+    timeout: PositiveNumber = 60.0
     """Seconds until a question counts as not answered."""
-    attempts: int = 6
+    attempts: Positive = 6
     """Times that a question is sent at most."""
-    wait: float = 1.0
+    wait: NonNegative = 1.0
     """Seconds before the second attempt; they double each time, up to `longest_wait`."""
-    longest_wait: float = 60.0
+    longest_wait: NonNegative = 60.0
     """Most seconds between two attempts, also where the endpoint asks for more."""
     cache: str | None = "~/.cache/sampled-sae/chat"
     """Folder in which answers are kept, so that no question is paid for twice; none keeps them nowhere."""
 
-    def __post_init__(self) -> None:
-        whole_numbers(self, "concurrency", "attempts")
-        numbers(self, "timeout", "wait", "longest_wait", "limit_factor")
+    def check(self) -> None:
         url = urllib.parse.urlsplit(self.base_url)
         right = "must be an address such as http://localhost:8000/v1"
         require(url.scheme in ("http", "https") and bool(url.hostname), "base_url", self.base_url, right)
         require(bool(self.model), "model", self.model, "must name a model of the endpoint")
-        for name in ("concurrency", "attempts"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
-        require(self.timeout > 0, "timeout", self.timeout, "must be more than 0 seconds")
-        require(self.limit_factor >= 1, "limit_factor", self.limit_factor, "must be at least 1")
-        for name in ("wait", "longest_wait"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        if self.temperature is not None:
-            numbers(self, "temperature")
-            require(0 <= self.temperature <= 2, "temperature", self.temperature, "must be from 0 to 2")
 
     @property
     def local(self) -> bool:

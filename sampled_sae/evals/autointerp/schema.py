@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 
-from sampled_sae.config import numbers, plain, require, whole_numbers
+from sampled_sae.config import (
+    Bound,
+    Config,
+    Count,
+    Distinct,
+    NonNegative,
+    OpenShare,
+    Positive,
+    ShareBelowOne,
+    at_least,
+    plain,
+)
 from sampled_sae.evals.autointerp.chat import ChatConfig
 from sampled_sae.evals.autointerp.windows import Window
 from sampled_sae.evals.bootstrap import NOTHING, Estimate, estimate, totals
+from sampled_sae.evals.core.schema import NormFactor
 from sampled_sae.evals.results import save_explanations
-from sampled_sae.utils.errors import UserError
 
 Kind = Literal["detection", "balanced", "fuzzing"]
 
@@ -43,13 +53,16 @@ class Trial(NamedTuple):
     """How many are right by the protocol, whatever the latent does."""
 
 
+LEAST = 2
+"""Windows on each side of a balanced score at least: with fewer it says nothing."""
+Half = Annotated[int, Bound(f"must be at least {LEAST}, or 0 for none", lambda value: value == 0 or value >= LEAST)]
 Means = Literal["chat", "offline"]
 CONTEXT = 128
 """Tokens per context that autointerp reads, as in SAEBench."""
 
 
 @dataclass(frozen=True, slots=True)
-class AutointerpConfig:
+class AutointerpConfig(Config):
     """Which latents are explained and judged, by whom, and on how many windows of text.
 
     A window is a token with `buffer` tokens on each side, whole inside its context. The defaults of windows and counts
@@ -64,86 +77,54 @@ class AutointerpConfig:
     """The endpoint, where either of them is a chat model."""
     embedder: str | None = None
     """Sentence embeddings of the offline judge: a hub name, a folder, or minilm; none is all-mpnet-base-v2."""
-    tokens: int = 2_000_000
+    tokens: Annotated[int, at_least(CONTEXT)] = 2_000_000
     """Tokens of text that are read, in contexts of 128."""
-    max_latents: int = 1000
+    max_latents: Positive = 1000
     """Latents that are explained, drawn from those alive; each costs the chat model's calls."""
-    latents: tuple[int, ...] = ()
+    latents: Annotated[tuple[int, ...], Distinct] = ()
     """These latents instead of a draw."""
-    dead_below: int = 15
+    dead_below: Count = 15
     """A latent is alive if it fires at more tokens than this."""
-    skip_first: int = 0
+    skip_first: Count = 0
     """Positions at the start of each context at which firing does not count."""
     left_out: tuple[int, ...] = ()
     """Ids of tokens at which firing does not count; `special_tokens` gives those that SAEBench leaves out."""
-    norm_factor: float = 10.0
+    norm_factor: NormFactor = 10.0
     """Firing does not count at tokens whose norm is above so many times the median: such tokens drown all others, and
     there are few. Infinity counts them, as SAEBench does."""
-    buffer: int = 10
+    buffer: Positive = 10
     """Tokens on each side of a window's centre."""
-    mark_above: float = 0.01
+    mark_above: ShareBelowOne = 0.01
     """A token counts as firing in a window if its activation is above this share of the latent's largest."""
-    shown_top: int = 10
+    shown_top: Positive = 10
     """Windows of the largest activations that the explainer sees."""
-    shown_weighted: int = 5
+    shown_weighted: Count = 5
     """Windows that it sees besides, drawn with chances as the square of the activation."""
-    scored_top: int = 2
+    scored_top: Positive = 2
     """Detection: windows of the largest activations."""
-    scored_weighted: int = 2
+    scored_weighted: Count = 2
     """Detection: windows drawn by the square of the activation."""
-    scored_random: int = 10
+    scored_random: Count = 10
     """Detection: random windows, which count as silent without a look, as in SAEBench."""
-    balanced_each: int = 5
+    balanced_each: Half = 5
     """Balanced detection: windows that fire, and as many that were checked to be silent; 0 leaves it out."""
-    fuzzing_each: int = 5
+    fuzzing_each: Half = 5
     """Fuzzing: windows with the firing tokens marked, and as many with others marked; 0 leaves it out."""
     control: bool | None = None
     """Whether to judge each latent by another's explanation too, to know what the scores are without any meaning; none
     does it for the offline judge alone, because it doubles a chat model's calls."""
-    contexts_at_once: int = 16
+    contexts_at_once: Positive = 16
     """Contexts in one pass through the model; results are the same whatever it is."""
-    tokens_at_once: int = 2048
+    tokens_at_once: Positive = 2048
     """Tokens that an SAE encodes at once; results are the same whatever it is."""
-    keep_gib: float = 4.0
+    keep_gib: NonNegative = 4.0
     """Memory for activations between the two readings of the text; if they need more, the model reads it twice."""
-    resamples: int = 1000
+    resamples: Count = 1000
     """Resamples of the bootstrap over latents; 0 for no intervals."""
-    level: float = 0.95
+    level: OpenShare = 0.95
     """Share of the resamples inside an interval."""
     seed: int = 0
     """Seed of the draws of latents and windows, and of the bootstrap."""
-
-    def __post_init__(self) -> None:
-        positive = ("max_latents", "buffer", "shown_top", "scored_top", "contexts_at_once", "tokens_at_once")
-        others = ("dead_below", "skip_first", "shown_weighted", "scored_weighted", "scored_random", "resamples")
-        halves = ("balanced_each", "fuzzing_each")
-        whole_numbers(self, "tokens", *positive, *others, *halves, "seed")
-        numbers(self, "mark_above", "keep_gib", "level", "norm_factor")
-        require(self.tokens >= CONTEXT, "tokens", self.tokens, f"must be at least {CONTEXT}")
-        for name in positive:
-            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
-        for name in others:
-            require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        for name in halves:
-            value = getattr(self, name)
-            require(value == 0 or value >= LEAST, name, value, f"must be at least {LEAST}, or 0 for none")
-        for name in ("explainer", "judge"):
-            require(getattr(self, name) in get_args(Means), name, getattr(self, name), "must be chat or offline")
-        require(0 <= self.mark_above < 1, "mark_above", self.mark_above, "must be a share, at least 0 and below 1")
-        require(self.norm_factor >= 1, "norm_factor", self.norm_factor, "must be at least 1 (inf for no high norms)")
-        require(self.keep_gib >= 0, "keep_gib", self.keep_gib, "must not be negative")
-        require(0 < self.level < 1, "level", self.level, "must be a share between 0 and 1")
-        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit into 64 bits")
-        require(
-            self.control is None or isinstance(self.control, bool), "control", self.control, "must be True or False"
-        )
-        for name in ("latents", "left_out"):
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, tuple(operator.index(number) for number in value))
-            except TypeError:
-                raise UserError(f"{name} = {value!r}: must be whole numbers") from None
-        require(len(set(self.latents)) == len(self.latents), "latents", self.latents, "names a latent twice")
 
     @property
     def top(self) -> int:
@@ -164,10 +145,6 @@ class AutointerpConfig:
     def uses_chat(self) -> bool:
         """Whether an endpoint is needed."""
         return "chat" in (self.explainer, self.judge)
-
-
-LEAST = 2
-"""Windows on each side of a balanced score at least: with fewer it says nothing."""
 
 
 class CallEstimate(NamedTuple):

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from sampled_sae.config import numbers, plain, require, whole_numbers
+from sampled_sae.config import Bound, Config, Count, OpenShare, Positive, PositiveNumber, plain
 from sampled_sae.evals.bootstrap import Estimate
 from sampled_sae.evals.core.fidelity import Density, Fidelity, Trained
 from sampled_sae.evals.core.loss import Loss
-from sampled_sae.utils.errors import UserError
 
 PutIn = Literal["saebench", "measured", "normal", "everywhere"]
+NormFactor = Annotated[float, Bound("must be at least 1 (inf for no high norms)", lambda value: value >= 1)]
 
 
 @dataclass(frozen=True, slots=True)
-class CoreConfig:
+class CoreConfig(Config):
     """What is measured where, and how much at once.
 
     The first `skip_first` positions of each context and the tokens named in `left_out` are left out: no measure counts
@@ -34,17 +33,17 @@ class CoreConfig:
     With nothing left out, saebench, measured and everywhere are the same.
     """
 
-    contexts: int | None = None
+    contexts: Positive | None = None
     """Contexts that are read; None: 64, or fewer if fewer were held out from training on the same text."""
-    context: int | None = None
+    context: Positive | None = None
     """Tokens per context; None: as in training."""
-    skip_first: int = 0
+    skip_first: Count = 0
     """Positions at the start of each context that are left out."""
     left_out: tuple[int, ...] = ()
     """Ids of tokens that are left out; `special_tokens` gives those that SAEBench leaves out."""
-    norm_factor: float = 10.0
+    norm_factor: NormFactor = 10.0
     """Tokens whose norm is above so many times the median of the measured ones are high-norm tokens."""
-    norm_limit: float | None = None
+    norm_limit: PositiveNumber | None = None
     """The same as a norm, such as the one that training left tokens out by; it counts instead of `norm_factor`."""
     put_in: PutIn | None = None
     """Positions at which the reconstruction and the ablations replace the residual stream; None: normal for SAEs that
@@ -53,43 +52,20 @@ class CoreConfig:
     """Whether to measure cross-entropy and KL divergence, which take a pass through the whole model for each SAE."""
     trained_on_high_norm: bool = False
     """Whether training's own cut sees the high-norm tokens; they may take a large part of its budget."""
-    cut_batch: int | None = None
+    cut_batch: Positive | None = None
     """Tokens that share one pool and one cut with the training-time selection; None: training's batch, or 4096."""
-    legacy_batch: int = 16
+    legacy_batch: Positive = 16
     """Contexts whose mean the legacy explained variance subtracts; its value depends on it."""
-    contexts_at_once: int | None = None
+    contexts_at_once: Positive | None = None
     """Contexts in one pass through the model, without effect on the results; None: 16 on a GPU, 4 elsewhere."""
-    tokens_at_once: int = 2048
+    tokens_at_once: Positive = 2048
     """Tokens that an SAE encodes at once; results are the same whatever it is."""
-    resamples: int = 1000
+    resamples: Count = 1000
     """Resamples of the bootstrap; 0 for no intervals."""
-    level: float = 0.95
+    level: OpenShare = 0.95
     """Share of the resamples inside an interval."""
     seed: int = 0
     """Seed of the bootstrap, and of mixing and sampled pools in training's own cut."""
-
-    def __post_init__(self) -> None:
-        sizes = ("cut_batch", "legacy_batch", "contexts_at_once", "tokens_at_once", "contexts", "context")
-        whole_numbers(self, "skip_first", "resamples", "seed", *sizes)
-        numbers(self, "norm_factor", "level")
-        for name in sizes:
-            if getattr(self, name) is not None:
-                require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
-        for name in ("skip_first", "resamples"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        for name in ("loss", "trained_on_high_norm"):
-            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "must be True or False")
-        require(self.norm_factor >= 1, "norm_factor", self.norm_factor, "must be at least 1 (inf for no high norms)")
-        limit = self.norm_limit
-        require(limit is None or limit > 0, "norm_limit", limit, "must be positive, or none")
-        known = (None, *get_args(PutIn))
-        require(self.put_in in known, "put_in", self.put_in, f"must be one of {', '.join(get_args(PutIn))}")
-        require(0 < self.level < 1, "level", self.level, "must be a share between 0 and 1")
-        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit into 64 bits")
-        try:
-            object.__setattr__(self, "left_out", tuple(operator.index(token) for token in self.left_out))
-        except TypeError:
-            raise UserError(f"left_out = {self.left_out!r}: must be token ids, whole numbers") from None
 
     @property
     def batch(self) -> int:

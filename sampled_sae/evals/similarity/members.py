@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sampled_sae.config import numbers, require, to_dict, whole_numbers
+from sampled_sae.config import Bound, Config, Count, NonNegative, Positive, to_dict
 from sampled_sae.evals.results import Liveness, load_live
 from sampled_sae.evals.session import find_saes, names_of
 from sampled_sae.method.config import SAEConfig, sae_config_from_dict
@@ -28,7 +28,7 @@ Matched = Literal["all", "live", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class SimilarityConfig:
+class SimilarityConfig(Config):
     """What is compared, and how exactly."""
 
     across: Across = "all"
@@ -38,35 +38,22 @@ class SimilarityConfig:
     ones."""
     reference: str | None = None
     """Label of the reference configuration; by default batchtopk where there is one, else the first."""
-    threshold: float = 0.7
+    threshold: Annotated[float, Bound("must be a cosine between -1 and 1", lambda value: -1 <= value <= 1)] = 0.7
     """Cosine from which on two latents count as the same feature; a latent with such a partner is not unique."""
     matching: Matched = "all"
     """One-to-one matching of all latents, of those that fire, or none."""
-    exact_up_to: int = 8192
+    exact_up_to: Count = 8192
     """Latents a side up to which the matching reads all cosines at once; beyond, only each latent's best candidates."""
-    candidates: int = 32
+    candidates: Positive = 32
     """Best partners of each latent, of both SAEs, that a large matching begins with."""
-    rounds: int = 3
+    rounds: Positive = 3
     """How often a large matching may add candidates until it is as good as the exact one."""
-    tolerance: float = 1e-4
+    tolerance: NonNegative = 1e-4
     """Mean cosine a pair by which a large matching may stay below its upper bound."""
-    unique: int = 10
+    unique: Count = 10
     """Latents in each table: the most unique ones, and those explained best."""
-    at_once: int = 2**26
+    at_once: Positive = 2**26
     """Cosines held at one time (4 bytes each); results are the same whatever it is, up to rounding."""
-
-    def __post_init__(self) -> None:
-        sizes = ("exact_up_to", "candidates", "rounds", "unique", "at_once")
-        whole_numbers(self, *sizes)
-        numbers(self, "threshold", "tolerance")
-        for name, kind in (("across", Across), ("seeds", Seeds), ("matching", Matched)):
-            value = getattr(self, name)
-            require(value in get_args(kind), name, value, f"must be one of {', '.join(get_args(kind))}")
-        for name in sizes:
-            least = 0 if name in ("exact_up_to", "unique") else 1
-            require(getattr(self, name) >= least, name, getattr(self, name), f"must be at least {least}")
-        require(-1 <= self.threshold <= 1, "threshold", self.threshold, "must be a cosine between -1 and 1")
-        require(self.tolerance >= 0, "tolerance", self.tolerance, "must not be negative")
 
 
 EXPLANATIONS = Path("evals") / "explanations.json"

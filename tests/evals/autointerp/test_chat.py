@@ -284,9 +284,9 @@ def test_a_missing_key_is_known_before_anything_is_asked(monkeypatch):
         ({"model": ""}, "model = '': must name a model"),
         ({"concurrency": 0}, "concurrency = 0: must be at least 1"),
         ({"attempts": 0}, "attempts = 0: must be at least 1"),
-        ({"timeout": 0}, "timeout = 0.0: must be more than 0"),
+        ({"timeout": 0}, "timeout = 0.0: must be a positive number"),
         ({"wait": -1}, "wait = -1.0: must not be negative"),
-        ({"temperature": 3}, "temperature = 3.0: must be from 0 to 2"),
+        ({"temperature": 3}, "temperature = 3: must be from 0 to 2"),
         ({"limit_factor": 0.5}, "limit_factor = 0.5: must be at least 1"),
     ],
 )

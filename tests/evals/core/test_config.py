@@ -19,12 +19,12 @@ def test_special_tokens():
         ({"skip_first": 1.5}, "skip_first = 1.5: must be a whole number"),
         ({"resamples": -1}, "resamples = -1: must not be negative"),
         ({"norm_factor": 0.5}, "norm_factor = 0.5: must be at least 1"),
-        ({"norm_factor": math.nan}, "norm_factor = nan: must be at least 1"),
-        ({"put_in": "no"}, "put_in = 'no': must be one of saebench, measured, normal, everywhere"),
+        ({"norm_factor": math.nan}, "norm_factor = nan: must be a number"),
+        ({"put_in": "no"}, "put_in = 'no': must be 'saebench', 'measured', 'normal' or 'everywhere'"),
         ({"level": 1}, "level = 1.0: must be a share between 0 and 1"),
         ({"seed": 2**64}, "seed = .*: must fit into 64 bits"),
-        ({"left_out": ("a",)}, r"left_out = \('a',\): must be token ids"),
-        ({"left_out": 3}, "left_out = 3: must be token ids"),
+        ({"left_out": ("a",)}, r"left_out\[0\] = 'a': must be a whole number"),
+        ({"left_out": 3}, "left_out = 3: must be a list"),
         ({"loss": 1}, "loss = 1: must be True or False"),
         *(
             ({name: 0}, f"{name} = 0: must be at least 1")
