@@ -410,6 +410,7 @@ def _configs(content: Any) -> Any:
 @migration("result", 1)
 def _result(content: Any) -> Any:
     """Results of an evaluation of an SAE."""
+    content = within(content, "asked", lambda asked: renamed(asked, interp_tokens="tokens"))
     return within(content, "sae", _sae_config)
 
 

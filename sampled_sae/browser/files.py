@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sampled_sae.browser.collect import Browsed
-from sampled_sae.browser.known import Density, Meaning, Unique
 from sampled_sae.browser.windows import NONE
+from sampled_sae.evals.results import Density, Explanation, UniqueLatent
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import shown
 
@@ -129,9 +129,9 @@ class Page:
     density: Density
     about: dict[str, Any]
     """What the page says of itself: title, facts, notes, the other SAE's name."""
-    meanings: dict[int, Meaning] = field(default_factory=dict)
-    other_meanings: dict[int, Meaning] = field(default_factory=dict)
-    unique: dict[int, Unique] = field(default_factory=dict)
+    meanings: dict[int, Explanation] = field(default_factory=dict)
+    other_meanings: dict[int, Explanation] = field(default_factory=dict)
+    unique: dict[int, UniqueLatent] = field(default_factory=dict)
 
     @property
     def chunks(self) -> int:
@@ -207,7 +207,7 @@ def spread(values: dict[int, float], m: int) -> Tensor:
     return full
 
 
-def explanations(meanings: dict[int, Meaning]) -> dict[str, Any]:
+def explanations(meanings: dict[int, Explanation]) -> dict[str, Any]:
     """The texts of those latents that have one."""
     latents = sorted(meanings)
     texts = [shown(meanings[latent].text) for latent in latents]
@@ -276,9 +276,9 @@ def _other_tokens(browsed: Browsed, near: Tensor, used: Tensor) -> dict[str, Ten
     return {"otherTokens": numbered(tokens, used), "otherFired": torch.where(there, browsed.other.fired[latent], NONE)}
 
 
-def _texts(latents: Sequence[int], meanings: dict[int, Meaning]) -> dict[int, str]:
+def _texts(latents: Sequence[int], meanings: dict[int, Explanation]) -> dict[int, str]:
     return {latent: shown(meanings[latent].text) for latent in latents if latent in meanings}
 
 
-def _plain(item: Unique) -> dict[str, Any]:
+def _plain(item: UniqueLatent) -> dict[str, Any]:
     return item._asdict() | {"against": shown(item.against), "match_text": shown(item.match_text)}

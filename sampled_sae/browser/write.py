@@ -13,8 +13,7 @@ from torch import Tensor
 
 from sampled_sae.browser.collect import BrowseConfig, Browsed, Told, collect
 from sampled_sae.browser.files import Page, data_files
-from sampled_sae.browser.known import Density, Meaning, read_density, read_meanings, read_unique
-from sampled_sae.evals.results import FIRING
+from sampled_sae.evals.results import FIRING, Density, Explanation, read_density, read_explanations, read_unique
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.files import make_folder, new_folder, write_text
@@ -128,9 +127,9 @@ def make_page(
 ) -> Page:
     """Read contexts [n, L] of `text` and put together all that is known of the SAE in `folder`."""
     # What lies on disk first: damage there must not be noticed after the work.
-    density, meanings = read_density(folder, sae.d_sae), read_meanings(folder)
+    density, meanings = read_density(folder, sae.d_sae), read_explanations(folder, sae.d_sae)
     unique = {} if compare is None else read_unique(compare, folder, sae.d_sae)
-    other_meanings = {} if other_folder is None else read_meanings(other_folder)
+    other_meanings = {} if other_folder is None else read_explanations(other_folder)
     same = other is None or _same_place(sae, other, layer)
     browsed = collect(sae, model, layer, contexts, settings, other, same, told)
     counted = density or Density(browsed.firings.fired, browsed.read)
@@ -161,7 +160,7 @@ def _same_place(sae: SAE, other: SAE, layer: int) -> bool:
 
 
 def _facts(
-    sae: SAE, model: LanguageModel, layer: int, text: str, browsed: Browsed, meanings: dict[int, Meaning]
+    sae: SAE, model: LanguageModel, layer: int, text: str, browsed: Browsed, meanings: dict[int, Explanation]
 ) -> list[tuple[str, str]]:
     live = int((browsed.firings.fired > 0).sum())
     n, length = browsed.contexts.shape
@@ -175,7 +174,7 @@ def _facts(
     ]
 
 
-def _notes(browsed: Browsed, meanings: dict[int, Meaning], other: str | None, same: bool) -> list[str]:
+def _notes(browsed: Browsed, meanings: dict[int, Explanation], other: str | None, same: bool) -> list[str]:
     found = []
     if not meanings:
         found.append("No latent is explained yet: sampled-sae eval --evals autointerp explains some of them.")

@@ -9,13 +9,14 @@ from typing import Any, Literal
 import torch
 import tyro
 
+from sampled_sae.data.text import TextSource
 from sampled_sae.evals import Evaluation, chosen
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.evals.autointerp.schema import AutointerpConfig
 from sampled_sae.evals.core.schema import CoreConfig, PutIn
 from sampled_sae.evals.probing.schema import ProbingConfig
 from sampled_sae.evals.results import result_path
-from sampled_sae.evals.session import Request, Text, evaluate_saes, find_saes
+from sampled_sae.evals.session import Request, evaluate_saes, find_saes
 from sampled_sae.models.language_model import LanguageModel
 
 
@@ -76,7 +77,7 @@ class Eval:
             found,
             self.model,
             [Request(evaluation, self._settings(evaluation)) for evaluation in evaluations],
-            text=None if self.text is None else Text(self.text, self.text_field, self.split, self.subset),
+            text=None if self.text is None else TextSource(self.text, self.text_field, self.split, self.subset),
             layer=self.layer,
             device=self.device,
             dtype=dtype,

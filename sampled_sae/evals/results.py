@@ -1,8 +1,12 @@
-"""Files that evaluations leave in an SAE's folder: results, explanations, and how often each latent fires."""
+"""Files that evaluations leave, one reader and one writer per kind: results, explanations, firing counts, comparisons.
+
+Those of an SAE are in the folder `evals` of its own folder.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,13 +16,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from sampled_sae.config import current_version, read_file, upgraded, write_file
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import make_folder, read_json, write_json, writing
+from sampled_sae.utils.files import make_folder, read_json, writing
 
-NAME = "explanations.json"
 FOLDER = "evals"
+FIRING = Path(FOLDER) / "firing.safetensors"
+"""`fired` [d_sae], the number of tokens at which each latent fired, and `tokens` [1], the number of tokens read."""
+CORE = Path(FOLDER) / "core.json"
+"""Holds the number of dead latents, not which they are: enough if it is none or all of them."""
+SPARSITY = Path("sparsity.safetensors")
+"""SAELens' `sparsity` [d_sae], log10 of the density plus 1e-10."""
+WEIGHTS = "sae_weights.safetensors"
 SAMPLE = 2**20
 """Bytes of each part of the weights that enter their fingerprint."""
+
+
+# ---- results -----------------------------------------------------------------------------------------
 
 
 def result_path(folder: Path, name: str) -> Path:
@@ -26,30 +40,27 @@ def result_path(folder: Path, name: str) -> Path:
     return folder / FOLDER / f"{name}.json"
 
 
-def write_result(folder: Path, name: str, content: Mapping[str, Any]) -> Path:
+def write_result(folder: Path, name: str, content: dict[str, Any]) -> Path:
     """Write a result, with how it was measured."""
     path = result_path(folder, name)
     make_folder(path.parent)
-    write_json(path, dict(content))
+    write_file(path, "result", content)
     return path
 
 
 def read_result(folder: Path, name: str) -> dict[str, Any] | None:
-    """A result with how it was measured; None if there is none, or none that can be used."""
+    """A result with how it was measured, as written by the present version; None if there is no valid one."""
     path = result_path(folder, name)
     content = read_json(path) if path.exists() else None
     if not isinstance(content, dict) or not isinstance(content.get("result"), dict):
         return None
-    asked = content.get("asked")
-    content["asked"] = dict(asked) if isinstance(asked, dict) else {}
-    if "interp_tokens" in content["asked"]:  # the name before 0.2
-        content["asked"]["tokens"] = content["asked"].pop("interp_tokens")
-    return content
+    content = upgraded("result", content, path)
+    return content | {"asked": content["asked"] if isinstance(content.get("asked"), dict) else {}}
 
 
 def fingerprint(folder: Path) -> str:
     """A hash of parts of the weights' file, different for other weights."""
-    path = folder / "sae_weights.safetensors"
+    path = folder / WEIGHTS
     size = path.stat().st_size
     digest = hashlib.blake2b(str(size).encode(), digest_size=16)
     with path.open("rb") as file:
@@ -59,82 +70,122 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+# ---- explanations ------------------------------------------------------------------------------------
+
+
+class Explanation(NamedTuple):
+    """What a latent fires on, by an explainer."""
+
+    text: str
+    """One short sentence."""
+    score: float | None
+    """Its interpretability score; None if it was not scored."""
+    scores: Mapping[str, float] = {}
+    """All scores by name."""
+
+
 def explanations_path(folder: Path) -> Path:
-    """Where the explanations of the SAE in this folder are."""
-    return Path(folder) / FOLDER / NAME
+    """The file with the explanations of the SAE in this folder."""
+    return Path(folder) / FOLDER / "explanations.json"
 
 
 def save_explanations(folder: Path, latents: Mapping[int, Mapping[str, Any]], **about: Any) -> Path:
-    """Write what is known of each latent, at least its `explanation` and `score`; `about` says how it was made."""
+    """Write what is known of each latent, at least its `explanation` and `score`; `about` is how it was made."""
     path = explanations_path(folder)
     make_folder(path.parent)
     plain = {str(latent): dict(latents[latent]) for latent in sorted(latents)}
-    write_json(path, {**about, "latents": plain})
+    write_file(path, "explanations", {**about, "latents": plain})
     return path
 
 
-def load_explanations(folder: Path) -> dict[int, str]:
-    """The explanation of each latent that has one."""
+def read_explanations(folder: Path, d_sae: int | None = None) -> dict[int, Explanation]:
+    """The explanations of the SAE in this folder by latent, in order; empty if there is no file."""
     path = explanations_path(folder)
     if not path.exists():
-        raise UserError(f"{path}: there are no explanations yet; run the autointerp evaluation on this SAE first")
-    content = read_json(path)
-    latents = content.get("latents") if isinstance(content, dict) else None
+        return {}
+    latents = read_file(path, "explanations").get("latents")
     if not isinstance(latents, dict):
         raise UserError(f"{path}: must be an object with `latents`")
     found = {}
     for latent, entry in latents.items():
-        text = entry.get("explanation") if isinstance(entry, dict) else entry
+        known = entry if isinstance(entry, dict) else {"explanation": entry}
+        text, score, scores = known.get("explanation"), known.get("score"), known.get("scores")
         if not latent.isdecimal() or not isinstance(text, str | None):
             raise UserError(f"{path}: latents[{latent!r}] must be a latent's number with an `explanation` that is text")
+        if score is not None and not _is_number(score):
+            raise UserError(f"{path}: score = {score!r}: must be a number, or null")
+        if text and d_sae is not None and int(latent) >= d_sae:
+            raise UserError(f"{path}: explains latent {latent}: the SAE has {d_sae}; is the file another SAE's?")
         if text:
-            found[int(latent)] = text
-    return found
+            numbers = scores if isinstance(scores, dict) else {}
+            named = {str(name): float(value) for name, value in numbers.items() if _is_number(value)}
+            found[int(latent)] = Explanation(text, None if score is None else float(score), named)
+    return dict(sorted(found.items()))
 
 
-FIRING = Path("evals") / "firing.safetensors"
-"""Ours: `fired` [m], on how many tokens each latent fired, and `tokens` [1], how many were read."""
-CORE = Path("evals") / "core.json"
-"""Says how many latents are dead, not which: enough where it is none or all of them."""
-SPARSITY = Path("sparsity.safetensors")
-"""SAELens': `sparsity` [m], log10 of the density plus 1e-10."""
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+# ---- firing counts -----------------------------------------------------------------------------------
 
 
 class Liveness(NamedTuple):
     """Which latents fire, as far as it is known."""
 
     mask: Tensor | None
-    """[m] bool; none if it is not known."""
+    """[d_sae] bool; None if it is not known."""
     source: str
-    """The file that says so, or why it is not known."""
+    """The file that it was read from, or why it is not known."""
+
+
+class Density(NamedTuple):
+    """At how many tokens each latent fires."""
+
+    fired: Tensor
+    """[d_sae] int64."""
+    tokens: int
+    """Tokens that were read."""
 
 
 def save_firing(folder: Path, fired: Tensor, tokens: int) -> Path:
-    """Keep on how many of the tokens each latent [m] fired, in the SAE's folder; written whole or not at all."""
+    """Write the number of tokens at which each latent [d_sae] fired; whole or not at all."""
     path = folder / FIRING
     make_folder(path.parent)
-    content = save({"fired": fired.detach().cpu().long().contiguous(), "tokens": torch.tensor([tokens])})
+    about = {"format_version": str(current_version("firing"))}
+    content = {"fired": fired.detach().cpu().long().contiguous(), "tokens": torch.tensor([tokens])}
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with writing(path):
-            temporary.write_bytes(content)
+            temporary.write_bytes(save(content, about))
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     return path
 
 
-def load_live(folder: Path, m: int) -> Liveness:
-    """What the folder says about its SAE's m latents; counts of our own come before SAELens' densities."""
+def read_density(folder: Path, d_sae: int) -> Density | None:
+    """The counts of the core evaluation in the SAE's folder, if there are any."""
+    path = folder / FIRING
+    if not path.exists():
+        return None
+    fired, tokens = _tensor(path, "fired", d_sae), _tensor(path, "tokens", 1)
+    if int(tokens) < 1:
+        raise UserError(f"{path}: tokens = {int(tokens)}: must be at least 1")
+    return Density(fired.long(), int(tokens))
+
+
+def load_live(folder: Path, d_sae: int) -> Liveness:
+    """Which of an SAE's latents fire, from the files in its folder: firing counts, core results, SAELens' densities."""
     if (folder / FIRING).exists():
-        return Liveness(_read(folder / FIRING, "fired", m) > 0, str(FIRING))
+        return Liveness(_tensor(folder / FIRING, "fired", d_sae) > 0, str(FIRING))
     if (folder / CORE).exists():
         dead = _dead(folder / CORE)
-        if dead in (0, m):
-            return Liveness(torch.full((m,), dead == 0), str(CORE))
+        if dead in (0, d_sae):
+            return Liveness(torch.full((d_sae,), dead == 0), str(CORE))
     if (folder / SPARSITY).exists():
         # A latent that never fired has exactly -10 there, up to rounding.
-        return Liveness(_read(folder / SPARSITY, "sparsity", m) > -9.99, str(SPARSITY))
+        return Liveness(_tensor(folder / SPARSITY, "sparsity", d_sae) > -9.99, str(SPARSITY))
     return Liveness(None, f"no {FIRING} there to say which latents fire")
 
 
@@ -147,11 +198,69 @@ def _dead(path: Path) -> int | None:
         raise UserError(f"{path}: not a result of the core evaluation; remove it or evaluate again") from None
 
 
-def _read(path: Path, name: str, m: int) -> Tensor:
+def _tensor(path: Path, name: str, length: int) -> Tensor:
     try:
         values = load_file(path)[name]
     except (OSError, SafetensorError, KeyError) as error:
         raise UserError(f"{path}: missing or damaged ({error})") from None
-    if values.shape != (m,):
-        raise UserError(f"{path}: {name} has shape {tuple(values.shape)}: must be {(m,)}, one for each latent")
+    if values.shape != (length,):
+        raise UserError(f"{path}: {name} has shape {tuple(values.shape)}: must be {(length,)}")
     return values
+
+
+# ---- comparisons -------------------------------------------------------------------------------------
+
+
+class UniqueLatent(NamedTuple):
+    """A latent without an equal in another SAE, in a comparison."""
+
+    against: str
+    """The other SAE."""
+    overall: float
+    """Similarity to its best explained match there: mean of the next two."""
+    decoder: float
+    text: float
+    match: int
+    """The best match."""
+    match_text: str
+    nearest: float | None = None
+    """Largest decoder cosine with any latent there, explained or not; None in files of early versions, whose lists are
+    not restricted to unique latents."""
+
+
+def read_unique(compare: Path, folder: Path, d_sae: int) -> dict[int, UniqueLatent]:
+    """The unique latents of the SAE in `folder`, from a compare.json or the folder that holds one.
+
+    Against several SAEs, a latent's entry is the one of the lowest similarity.
+    """
+    path = compare / "compare.json" if compare.is_dir() else compare
+    content = read_file(path, "comparison")
+    try:
+        names = {item["name"] for item in content["saes"]}
+        tables = [item for pair in content["pairs"] for item in pair["unique"]]
+        own = [name for name in names if _ends_with(folder, name)]
+        if not own:
+            raise UserError(f"compare = {str(compare)!r}: is about {', '.join(sorted(names))}: not about {folder}")
+        rows = [(item["against"], row) for item in tables if item["of"] in own for row in item["table"]]
+        found: dict[int, UniqueLatent] = {}
+        for against, row in rows:
+            latent, new = int(row["latent"]), _unique(against, row)
+            if not 0 <= latent < d_sae:
+                raise UserError(f"{path}: names latent {latent}: the SAE has {d_sae}")
+            if latent not in found or new.overall < found[latent].overall:
+                found[latent] = new
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(f"{path}: not a result of `sampled-sae compare`") from None
+    return found
+
+
+def _unique(against: Any, row: Mapping[str, Any]) -> UniqueLatent:
+    overall, decoder, text = (float(row[name]) for name in ("overall", "decoder", "text"))
+    nearest = None if row.get("nearest") is None else float(row["nearest"])
+    return UniqueLatent(str(against), overall, decoder, text, int(row["match"]), str(row["match_explanation"]), nearest)
+
+
+def _ends_with(folder: Path, name: str) -> bool:
+    """Whether `name`, the last parts of a folder's path, is this folder's."""
+    parts = Path(name).parts
+    return folder.resolve().parts[-len(parts) :] == parts

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sampled_sae.config import plain, to_dict
 from sampled_sae.data.contexts import TextConfig, contexts
-from sampled_sae.data.text import documents
+from sampled_sae.data.text import TextSource
 from sampled_sae.evals import Contexts, Evaluation, chosen, registry
 from sampled_sae.evals.reading import own_layer
 from sampled_sae.evals.results import fingerprint, read_result, write_result
@@ -40,21 +40,6 @@ USED = 0.5
 KEPT = 2**14
 """Bytes per latent that an evaluation keeps of one SAE, at most: the codes of texts as their nonzero entries."""
 Load = Callable[[str, torch.device, torch.dtype], LanguageModel]
-
-
-class Text(NamedTuple):
-    """A source of text, as `data.text.documents` takes it."""
-
-    source: str
-    """Hub dataset, a file, a folder of files, or stdlib."""
-    field: str = "text"
-    split: str = "train"
-    subset: str | None = None
-
-    def asked(self) -> dict[str, Any]:
-        """What decides its content, as plain JSON."""
-        named = {"text": self.source, "text_field": self.field, "split": self.split, "subset": self.subset}
-        return named | {"files": stamps([self.source])}
 
 
 class Request(NamedTuple):
@@ -110,7 +95,7 @@ def evaluate_saes(
     model: LanguageModel | str | None,
     evals: Sequence[Any] = ("core",),
     *,
-    text: Text | str | None = None,
+    text: TextSource | str | None = None,
     layer: int | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -123,7 +108,7 @@ def evaluate_saes(
     `layer` is for SAEs that do not name theirs. Results of SAEs in folders are kept there, and not measured again if
     they were measured in the same way, unless `redo`.
     """
-    text = Text(text) if isinstance(text, str) else text
+    text = TextSource(text) if isinstance(text, str) else text
     asked = requests(evals)
     for request in asked:
         if request.evaluation.needs.text and text is None:
@@ -174,7 +159,7 @@ class Session:
         device: torch.device,
         dtype: torch.dtype,
         layer: int | None,
-        text: Text | None,
+        text: TextSource | None,
         load: Load = load_model,
     ):
         self.saes, self.device, self.dtype, self.layer, self.text = saes, device, dtype, layer, text
@@ -216,7 +201,8 @@ class Session:
         about |= {"model_dtype": str(self.dtype).removeprefix("torch."), "device": self.device.type}
         evaluation = request.evaluation
         if evaluation.needs.text and self.text is not None:
-            about |= self.text.asked()
+            text = {"text": self.text.name, "text_field": self.text.field, "split": self.text.split}
+            about |= text | {"subset": self.text.subset, "files": stamps([self.text.name])}
         if files := evaluation.files(request.config):
             about["files"] = stamps(files)
         if evaluation.definition > 1:
@@ -249,7 +235,7 @@ class Session:
         """Tokens at the start of this text that the SAE was not trained on, None for another text; its context."""
         about = sae.cfg.metadata
         held, size = about.get("heldout_contexts"), about.get("context_size")
-        if held is None or size is None or self.text is None or not same_text(self.text.source, about.get("text")):
+        if held is None or size is None or self.text is None or not same_text(self.text.name, about.get("text")):
             return None, size or 1
         return held * size, size
 
@@ -276,7 +262,7 @@ class Session:
         if size is None:
             raise UserError("an SAE does not say its context; give --context")
         cut = TextConfig(int(size), bool(sae.cfg.metadata.get("prepend_bos")))
-        found = list(islice(contexts(documents(*self.text), self.model.tokenizer, cut), count))
+        found = list(islice(contexts(self.text.documents(), self.model.tokenizer, cut), count))
         if len(found) < (count if wanted.all else 1):
             raise UserError(f"contexts = {count}: the text holds {len(found)} of {cut.length} tokens")
         if len(found) < count:

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer, models
 from sampled_sae.browser.collect import Browsed, Other
 from sampled_sae.browser.decoder import OutputTokens, neighbours
 from sampled_sae.browser.files import LATENTS_A_CHUNK, Page
-from sampled_sae.browser.known import Density, Meaning, Unique
 from sampled_sae.browser.windows import histogram, pick_windows, top_tokens
 from sampled_sae.browser.write import write_browser
 from sampled_sae.evals.reading import Firings
+from sampled_sae.evals.results import Density, Explanation, UniqueLatent
 from sampled_sae.method.codes import SparseCodes
 
 HOSTILE = [
@@ -86,14 +86,14 @@ def made_up_page(words: int, m: int = M, n: int = N, length: int = L, other: boo
         "other": "</script>other" if other else None,
     }
     meanings = {
-        3: Meaning(ALERT, 0.75, {"detection": 0.75, "__proto__": 0.5}),
-        300: Meaning("organic chemistry", 0.9, {}),
-        5: Meaning("music", None, {}),
+        3: Explanation(ALERT, 0.75, {"detection": 0.75, "__proto__": 0.5}),
+        300: Explanation("organic chemistry", 0.9, {}),
+        5: Explanation("music", None, {}),
     }
     meanings = {latent: meaning for latent, meaning in meanings.items() if latent < m}
-    unique = {300: Unique("</script>other", 0.21, 0.3, 0.12, 4, "<b>sea</b>", 0.35)} if m > 300 else {}
+    unique = {300: UniqueLatent("</script>other", 0.21, 0.3, 0.12, 4, "<b>sea</b>", 0.35)} if m > 300 else {}
     density = Density(firings.fired, n * length)
-    return Page(browsed, density, about, meanings, {4: Meaning("the sea", 0.5, {})}, unique)
+    return Page(browsed, density, about, meanings, {4: Explanation("the sea", 0.5, {})}, unique)
 
 
 def write_hostile(out: Path) -> Page:

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from sampled_sae.config import plain
+from sampled_sae.evals.results import Explanation
 from sampled_sae.evals.similarity.cosines import Directions, blocks, nearest
 from sampled_sae.evals.similarity.members import (
-    EXPLANATIONS,
-    Explained,
     Member,
     Pair,
     Plan,
@@ -49,7 +48,7 @@ class Meanings(NamedTuple):
     """[n, e] unit embeddings of the explanations, on the same device."""
     latent: list[int]
     """[n]: which latents they are."""
-    explained: dict[int, Explained]
+    explained: dict[int, Explanation]
     """What each stands for."""
     left_out: int
     """Explained latents without a direction: their decoder rows are zeros."""
@@ -98,7 +97,7 @@ class UniqueFeatures(NamedTuple):
     """Of the others those of the lowest best match, lowest first."""
 
 
-def meanings(directions: Directions, explained: dict[int, Explained], vectors: Tensor) -> Meanings:
+def meanings(directions: Directions, explained: dict[int, Explanation], vectors: Tensor) -> Meanings:
     """Decoder rows and the embeddings [n, e] of the n explanations, in the order of their latents, put together."""
     order = sorted(explained)
     place = {latent: number for number, latent in enumerate(directions.latent.tolist())}
@@ -303,7 +302,7 @@ def _unexplained(planned: Plan, embedder: Callable[[], Embeds] | None) -> list[S
     if asked and embedder is None:
         return [Skipped("explanations", f"{len(asked)} SAEs", "no embedder was given")]
     return [
-        Skipped("explanations", member.name, f"no {EXPLANATIONS} there, so no unique features")
+        Skipped("explanations", member.name, "no evals/explanations.json there, so no unique features")
         for member in asked.values()
         if not member.explained
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -14,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sampled_sae.config import Bound, Config, Count, NonNegative, Positive, to_dict
-from sampled_sae.evals.results import Liveness, load_live
+from sampled_sae.evals.results import Explanation, Liveness, load_live, read_explanations
 from sampled_sae.evals.session import find_saes, names_of
 from sampled_sae.method.config import SAEConfig, sae_config_from_dict
 from sampled_sae.method.presets import label
@@ -56,21 +55,11 @@ class SimilarityConfig(Config):
     """Cosines held at one time (4 bytes each); results are the same whatever it is, up to rounding."""
 
 
-EXPLANATIONS = Path("evals") / "explanations.json"
 WEIGHTS = "sae_weights.safetensors"
 ORIGIN = ("model_name", "hook_name", "layer", "text", "context_size", "prepend_bos", "skip_first")
 """What an SAE says about its activations; two seeds of one configuration agree in it."""
 UNKNOWN = Liveness(None, "nobody said which latents fire")
 TRAINING = ("steps", "batch_size", "normalize")
-
-
-class Explained(NamedTuple):
-    """What a latent stands for, by an explainer."""
-
-    text: str
-    """One short sentence."""
-    score: float | None
-    """Its interpretability score; none if it was not scored."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +84,12 @@ class Member:
     """Seed of the order of the data."""
     live: Liveness = UNKNOWN
     """Which latents fire."""
-    explained: dict[int, Explained] = field(default_factory=dict)
+    explained: dict[int, Explanation] = field(default_factory=dict)
     """Explanations by latent."""
 
 
 def member_of(
-    sae: SAE, name: str, live: Liveness | None = None, explained: dict[int, Explained] | None = None
+    sae: SAE, name: str, live: Liveness | None = None, explained: dict[int, Explanation] | None = None
 ) -> Member:
     """An SAE in memory as a member."""
     said = _described(sae.cfg.training, sae.cfg.metadata)
@@ -134,11 +123,17 @@ def open_member(folder: Path, name: str | None = None) -> Member:
 
     said = _described(*_configuration(folder))
     return Member(
-        name or folder.name, m, width, decoder, **said, live=load_live(folder, m), explained=_explained(folder, m)
+        name or folder.name,
+        m,
+        width,
+        decoder,
+        **said,
+        live=load_live(folder, m),
+        explained=read_explanations(folder, m),
     )
 
 
-def top_features(explained: dict[int, Explained], count: int = 10) -> list[tuple[int, Explained]]:
+def top_features(explained: dict[int, Explanation], count: int = 10) -> list[tuple[int, Explanation]]:
     """The latents of the best scores with their explanations, best first; those without a score are left out."""
     scored = [(latent, item) for latent, item in explained.items() if item.score is not None]
     return sorted(scored, key=lambda pair: (-(pair[1].score or 0.0), pair[0]))[:count]
@@ -184,29 +179,6 @@ def _flat(plain: dict[str, Any], before: str = "") -> dict[str, Any]:
 def key_of(configuration: dict[str, Any]) -> str:
     """The same text for the same configuration."""
     return json.dumps(configuration, sort_keys=True, default=str)
-
-
-def _explained(folder: Path, m: int) -> dict[int, Explained]:
-    path = folder / EXPLANATIONS
-    if not path.exists():
-        return {}
-    from sampled_sae.evals.results import load_explanations
-
-    texts, latents = load_explanations(folder), read_json(path)["latents"]
-    outside = [latent for latent in texts if latent >= m]
-    if outside:
-        raise UserError(f"{path}: explains latent {outside[0]}: the SAE has {m}; is the file another SAE's?")
-    scores = {int(latent): _score(entry, path) for latent, entry in latents.items()}
-    return {latent: Explained(text, scores[latent]) for latent, text in sorted(texts.items())}
-
-
-def _score(entry: Any, path: Path) -> float | None:
-    score = entry.get("score") if isinstance(entry, dict) else None
-    if score is None:
-        return None
-    if not isinstance(score, int | float) or not math.isfinite(score):
-        raise UserError(f"{path}: score = {score!r}: must be a number, or null")
-    return float(score)
 
 
 Kind = Literal["seeds", "scores"]

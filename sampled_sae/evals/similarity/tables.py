@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sampled_sae.utils.files import write_json, write_text
+from sampled_sae.config import write_file
+from sampled_sae.utils.files import write_text
 from sampled_sae.utils.system import git_commit, versions
 
 PAIR_COLUMNS = (
@@ -24,7 +25,7 @@ UNIQUE_COLUMNS = (
 def write_comparison(content: dict[str, Any], embedder: str, out: Path) -> None:
     """Write a comparison as compare.json, pairs.csv and unique.csv."""
     origin = {"versions": versions(), "git_commit": git_commit(), "embedder": embedder}
-    write_json(out / "compare.json", content | origin)
+    write_file(out / "compare.json", "comparison", content | origin)
     write_text(out / "pairs.csv", _csv(PAIR_COLUMNS, map(_pair_row, content["pairs"])))
     write_text(out / "unique.csv", _csv(UNIQUE_COLUMNS, _unique_rows(content["pairs"])))
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sampled_sae.evals.results import load_live, save_firing
-from sampled_sae.evals.similarity.members import Explained, member_of, open_member, open_members, top_features
+from sampled_sae.evals.results import Explanation, load_live, save_firing
+from sampled_sae.evals.similarity.members import member_of, open_member, open_members, top_features
 from sampled_sae.utils.errors import UserError
 from tests.evals.similarity.tools import explain, made, rows, seeded
 
@@ -104,7 +104,7 @@ def test_explanations_come_along(tmp_path):
     folder = seeded(m=4).save(tmp_path / "a")
     assert open_member(folder).explained == {}
     explain(folder, {2: "dogs", 0: "cats"}, {2: 0.9})
-    assert open_member(folder).explained == {0: Explained("cats", None), 2: Explained("dogs", 0.9)}
+    assert open_member(folder).explained == {0: Explanation("cats", None), 2: Explanation("dogs", 0.9)}
     explain(folder, {1: "x"}, {1: "high"})
     with pytest.raises(UserError, match="score = 'high': must be a number"):
         open_member(folder)
@@ -115,6 +115,6 @@ def test_explanations_come_along(tmp_path):
 
 def test_top_features_are_those_of_the_best_scores():
     scores = [0.5, None, 1.0, 0.75, 1.0]
-    explained = {i: Explained(f"e{i}", score) for i, score in enumerate(scores)}
+    explained = {i: Explanation(f"e{i}", score) for i, score in enumerate(scores)}
     assert [latent for latent, _ in top_features(explained, 3)] == [2, 4, 3]
     assert len(top_features(explained)) == 4 and top_features({}) == []

@@ -8,15 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
+from sampled_sae.evals.results import Explanation
 from sampled_sae.evals.similarity.cosines import directions
 from sampled_sae.evals.similarity.evaluate import compare_saes, meanings, unique_features
-from sampled_sae.evals.similarity.members import Explained, SimilarityConfig, member_of
+from sampled_sae.evals.similarity.members import SimilarityConfig, member_of
 from sampled_sae.utils.errors import UserError
 from tests.evals.similarity.tools import made, rows, seeded, slow_best
 
 
 def prepared(decoder, latents, vectors):
-    return meanings(directions(decoder), {latent: Explained(f"is {latent}", 0.5) for latent in latents}, vectors)
+    return meanings(directions(decoder), {latent: Explanation(f"is {latent}", 0.5) for latent in latents}, vectors)
 
 
 @given(
@@ -78,8 +79,8 @@ def test_a_latent_whose_equal_nobody_explained_is_not_unique():
     eye, texts = torch.eye(8), {0: "cats", 1: "dogs", 2: "sums"}
     near = eye.clone()
     near[2] = torch.tensor([0, 0, 0.6, 0, 0, 0, 0, 0.8])
-    own = member_of(made(eye), "own", explained={i: Explained(text, None) for i, text in texts.items()})
-    other = member_of(made(near.roll(1, 0)), "other", explained={6: Explained("chess", None)})
+    own = member_of(made(eye), "own", explained={i: Explanation(text, None) for i, text in texts.items()})
+    other = member_of(made(near.roll(1, 0)), "other", explained={6: Explanation("chess", None)})
     found = compare_saes([other, own], embedder=Letters)
     table = next(item for item in found.pairs[0].unique if item.of == "own")
     assert (table.latents, table.equals, [row.latent for row in table.table]) == (3, 2, [2])
@@ -113,8 +114,8 @@ class Letters:
         return normalize(torch.tensor([[float(text.count(c)) for c in letters] for text in texts]), dim=1)
 
 
-def explained(**texts: str) -> dict[int, Explained]:
-    return {int(name[1:]): Explained(text, 1.0) for name, text in texts.items()}
+def explained(**texts: str) -> dict[int, Explanation]:
+    return {int(name[1:]): Explanation(text, 1.0) for name, text in texts.items()}
 
 
 def test_unique_features_of_configurations_and_not_of_seeds():
@@ -169,7 +170,7 @@ def test_meaning_counts_with_real_embeddings():
     a = {0: "names of animals such as dogs and cats", 1: "the opening of a chess game", 2: "sums of money in dollars"}
     b = {0: "prices and amounts of money", 1: "pets: cats, dogs, hamsters"}
     saes = [
-        member_of(made(rows_, None), name, explained={i: Explained(t, None) for i, t in texts.items()})
+        member_of(made(rows_, None), name, explained={i: Explanation(t, None) for i, t in texts.items()})
         for name, rows_, texts in (("b", eye[:4], b), ("a", eye[4:], a))
     ]
     found = compare_saes(saes, embedder=lambda: open_embedder("minilm", "cpu"))

@@ -6,8 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sampled_sae.browser.known import read_density, read_meanings, read_unique
-from sampled_sae.evals.results import save_explanations, save_firing
+from sampled_sae.evals.results import read_density, read_explanations, read_unique, save_explanations, save_firing
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -18,7 +17,7 @@ def test_density(tmp_path):
     path = save_firing(tmp_path, torch.tensor([0, 5, 2]), 100)
     found = read_density(tmp_path, 3)
     assert found is not None and found.fired.tolist() == [0, 5, 2] and found.tokens == 100
-    with pytest.raises(UserError, match="must have a number for each of 4 latents"):
+    with pytest.raises(UserError, match="fired has shape \\(3,\\): must be \\(4,\\)"):
         read_density(tmp_path, 4)
     save_file({"fired": torch.zeros(3)}, path)
     with pytest.raises(UserError, match="missing or damaged"):
@@ -27,10 +26,10 @@ def test_density(tmp_path):
 
 def test_meanings(tmp_path):
     folder = SAE(InferenceConfig(4, 6)).save(tmp_path / "sae")
-    assert read_meanings(folder) == {}
+    assert read_explanations(folder) == {}
     entries = {2: {"explanation": "cats", "score": 0.5, "scores": {"detection": 0.5, "other": None}}}
     save_explanations(folder, entries | {4: {"explanation": "dogs", "score": None}})
-    found = read_meanings(folder)
+    found = read_explanations(folder)
     assert (found[2].text, found[2].score, found[2].scores) == ("cats", 0.5, {"detection": 0.5})
     assert (found[4].text, found[4].score, found[4].scores) == ("dogs", None, {})
 
