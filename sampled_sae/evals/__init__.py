@@ -1,26 +1,26 @@
 """Evaluations as plug-ins: what each one declares, and the registry that finds them.
 
-An evaluation is one folder here (or a module of another package, or a file) with an object `evaluation`, an instance of
-a subclass of `Evaluation`. It is found in this folder, through the entry points of the group `sampled_sae.evals`, or in
-a Python file named by the user. The command line, reports, terminal tables and `reproduce` read the registry.
+An evaluation is a subclass of `Evaluation` with the decorator `register_evaluation`, in a folder here, in a module of
+another package that its pyproject.toml names, or in a Python file of the user (`--evals my_evaluation.py`):
+
+    [project.entry-points."sampled_sae.evals"]
+    norms = "my_package.norms"
+
+The command line, reports, tables in the terminal and `reproduce` read the registry.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-import runpy
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
+from sampled_sae.training.metrics import METRICS
 from sampled_sae.utils.cost import Cost, Workload
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import Column, Metric, Table, Value, find
+from sampled_sae.utils.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from sampled_sae.models.language_model import LanguageModel
     from sampled_sae.sae import SAE
 
-GROUP = "sampled_sae.evals"
-"""Entry points of other packages: NAME = "package.module", a module with an object `evaluation`, or that object."""
 Progress = Callable[[int, int], None]
 """Called with the number of finished parts and of all parts."""
+
+
+E = TypeVar("E", bound="Evaluation")
 
 
 class Contexts(NamedTuple):
@@ -139,54 +140,33 @@ class Evaluation(ABC):
         return Table([Column(self.title), *columns], rows, self.name, self.title, note)
 
 
-@cache
+EVALUATIONS: Registry[Evaluation] = Registry("evaluation", __name__, "sampled_sae.evals", folders=True)
+
+
+def register_evaluation(cls: type[E]) -> type[E]:
+    """Class decorator: make an evaluation known by its name."""
+    EVALUATIONS.register(cls.name, cls(), cls.__module__)
+    return cls
+
+
 def registry() -> dict[str, Evaluation]:
-    """All evaluations by name, in order: those of this folder and those of installed packages."""
-    found: dict[str, Evaluation] = {}
-    for module in pkgutil.iter_modules(__path__):
-        if module.ispkg:
-            _keep(getattr(importlib.import_module(f"{__name__}.{module.name}"), "evaluation", None), found)
-    for point in entry_points(group=GROUP):
-        try:
-            loaded = point.load()
-            _keep(_instance(getattr(loaded, "evaluation", loaded), point.value), found)
-        except Exception as error:  # another package's mistake must not stop every command
-            print(f"evaluation {point.name!r} ({point.value}) is left out: {error}", file=sys.stderr)
-    return dict(sorted(found.items(), key=lambda item: (item[1].order, item[0])))
-
-
-def _keep(evaluation: Evaluation | None, found: dict[str, Evaluation]) -> None:
-    if evaluation is None:
-        return
-    known = found.get(evaluation.name)
-    if known is not None and type(known) is not type(evaluation):
-        raise UserError(f"evaluation {evaluation.name!r}: there are two of this name; rename one")
-    found[evaluation.name] = evaluation
-
-
-def _instance(value: Any, where: str) -> Evaluation:
-    value = value() if isinstance(value, type) else value
-    if not isinstance(value, Evaluation):
-        raise UserError(f"{where}: `evaluation` must be an instance of sampled_sae.evals.Evaluation")
-    return value
-
-
-def load_evaluation(script: Path) -> Evaluation:
-    """Run a user's Python file and register its object `evaluation`."""
-    if not script.is_file():
-        raise UserError(f"evals = {str(script)!r}: no such file")
-    evaluation = _instance(runpy.run_path(str(script)).get("evaluation"), str(script))
-    registry()[evaluation.name] = evaluation
-    return evaluation
+    """All evaluations by name, in the order of reports."""
+    return dict(sorted(EVALUATIONS.items(), key=lambda item: (item[1].order, item[0])))
 
 
 def get_evaluation(name: str) -> Evaluation:
-    """The evaluation of that name, or the one in a .py file."""
+    """The evaluation of that name, or the one that a .py file registers."""
     if name.endswith(".py"):
-        return load_evaluation(Path(name))
-    if name not in registry():
-        raise UserError(f"evals = {name!r}: must be among {', '.join(registry())}")
-    return registry()[name]
+        before = set(EVALUATIONS.values())
+        EVALUATIONS.load_file(Path(name))
+        new = [evaluation for evaluation in EVALUATIONS.values() if evaluation not in before]
+        if len(new) != 1:
+            raise UserError(f"evals = {name!r}: registers {len(new)} evaluations; must register one")
+        return new[0]
+    if name not in EVALUATIONS:
+        why = EVALUATIONS.failed.get(name) or f"must be among {', '.join(registry())}, or a .py file"
+        raise UserError(f"evals = {name!r}: {why}")
+    return EVALUATIONS[name]
 
 
 def chosen(names: Sequence[str]) -> list[Evaluation]:
@@ -199,8 +179,6 @@ def chosen(names: Sequence[str]) -> list[Evaluation]:
 
 def all_metrics() -> tuple[Metric, ...]:
     """The metrics of all evaluations, then those of training."""
-    from sampled_sae.training.metrics import METRICS
-
     return (*(metric for evaluation in registry().values() for metric in evaluation.metrics), *METRICS)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from sampled_sae import cli
-from sampled_sae.evals import Evaluation, registry
+from sampled_sae.evals import EVALUATIONS, Evaluation
 from sampled_sae.evals.absorption import evaluate
 from sampled_sae.evals.results import load_live
 from sampled_sae.utils.measures import Metric
@@ -211,7 +211,7 @@ class MeasureNorms(Evaluation):
 
 
 def test_a_new_evaluation_is_one_class(place, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(registry(), "norms", MeasureNorms())
+    monkeypatch.setitem(EVALUATIONS, "norms", MeasureNorms())
     shutil.copytree(place / "run" / "saes", tmp_path / "saes", ignore=shutil.ignore_patterns("evals"))
     run("eval", tmp_path / "saes", "--evals", "norms", "--device", "cpu")
     found = json.loads((tmp_path / "saes" / "topk-s0" / "evals" / "norms.json").read_text())

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sampled_sae.evals import Evaluation, Progress
+from sampled_sae.evals import Evaluation, Progress, register_evaluation
 from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many
 from sampled_sae.evals.absorption.schema import AbsorptionConfig, AbsorptionResult, to_saebench
 from sampled_sae.models.language_model import LanguageModel
@@ -19,6 +19,7 @@ WORDS = 40_000
 """Approximate number of words of ASCII letters in a tokenizer's vocabulary."""
 
 
+@register_evaluation
 class Absorption(Evaluation):
     name = "absorption"
     title = "Absorption"
@@ -83,6 +84,3 @@ class Absorption(Evaluation):
 
     def to_saebench(self, result: AbsorptionResult, config: AbsorptionConfig) -> dict[str, Any]:
         return to_saebench(result, config)
-
-
-evaluation = Absorption()

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from sampled_sae.data.contexts import find_end_of_text
-from sampled_sae.evals import Contexts, Evaluation, Needs, Progress
+from sampled_sae.evals import Contexts, Evaluation, Needs, Progress, register_evaluation
 from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp_many
 from sampled_sae.evals.autointerp.schema import CONTEXT, AutointerpConfig, AutointerpResult, to_saebench
 from sampled_sae.evals.core.schema import special_tokens
@@ -25,6 +25,7 @@ EMBEDDERS = {"minilm": 10_600_000}
 MPNET = 85_000_000
 
 
+@register_evaluation
 class Autointerp(Evaluation):
     name = "autointerp"
     title = "Interpretability"
@@ -110,6 +111,3 @@ class Autointerp(Evaluation):
 
     def save_extras(self, result: AutointerpResult, folder: Path) -> None:
         result.save_explanations(folder)
-
-
-evaluation = Autointerp()

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sampled_sae.evals import Contexts, Evaluation, Needs, Progress
+from sampled_sae.evals import Contexts, Evaluation, Needs, Progress, register_evaluation
 from sampled_sae.evals.core.evaluate import evaluate_core_many
 from sampled_sae.evals.core.schema import CoreConfig, CoreResult, special_tokens, to_saebench
 from sampled_sae.evals.results import save_firing
@@ -32,6 +32,7 @@ FVU = Metric(
 )
 
 
+@register_evaluation
 class Core(Evaluation):
     name = "core"
     title = "Reconstruction and model loss"
@@ -168,6 +169,3 @@ class Core(Evaluation):
     def save_extras(self, result: CoreResult, folder: Path) -> None:
         assert result.fired is not None
         save_firing(folder, result.fired, result.normal.tokens)
-
-
-evaluation = Core()

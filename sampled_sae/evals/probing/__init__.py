@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sampled_sae.evals import Evaluation, Needs, Progress
+from sampled_sae.evals import Evaluation, Needs, Progress, register_evaluation
 from sampled_sae.evals.probing.data import PACKAGES
 from sampled_sae.evals.probing.evaluate import evaluate_probing_many
 from sampled_sae.evals.probing.schema import ProbingConfig, ProbingResult, to_saebench
@@ -32,6 +32,7 @@ def _top(k: int) -> Metric:
     )
 
 
+@register_evaluation
 class Probing(Evaluation):
     name = "probing"
     title = "Sparse probing"
@@ -83,6 +84,3 @@ class Probing(Evaluation):
 
     def to_saebench(self, result: ProbingResult, config: ProbingConfig) -> dict[str, Any]:
         return to_saebench(result, config)
-
-
-evaluation = Probing()
