@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from sampled_sae.data.contexts import TextConfig, contexts
-from sampled_sae.data.harvest import HarvestConfig, HarvestStream, contexts_at_once, open_harvest
+from sampled_sae.data.harvest import HarvestStream, contexts_at_once, model_activations
 from sampled_sae.data.text import documents
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
@@ -58,11 +58,10 @@ def harvest(stream: HarvestStream, first: int, blocks: int) -> float:
 
 
 def measure(model: LanguageModel, a: argparse.Namespace) -> dict[str, float]:
-    source = contexts(documents(a.text), model.tokenizer, TextConfig(length=a.context))
+    source = contexts(documents(a.text), model.tokenizer, TextConfig(a.context, bos=model.bos))
     tokens = torch.stack([next(source) for _ in range(a.contexts)])
-    settings = HarvestConfig((a.layer,), TextConfig(length=a.context), buffer_tokens=a.buffer)
-    options: dict[str, Any] = {"batch_size": 4096, "heldout_tokens": a.context * 64}
-    stream = open_harvest(model, documents(a.text), settings, **options)[a.layer]
+    activations = model_activations(model, a.text, a.layer, context=a.context, buffer_tokens=a.buffer)
+    [stream] = activations.open(4096, a.context * 64, 0).values()
     if a.tokenize_first:
         stream.harvest.bank.has(10**9)
     figures = {}
@@ -73,7 +72,7 @@ def measure(model: LanguageModel, a: argparse.Namespace) -> dict[str, float]:
     if a.compile:
         model.compile()
         begin = time.perf_counter()
-        model.activations(tokens[: contexts_at_once(model, settings)], [a.layer])
+        model.activations(tokens[: contexts_at_once(model, activations.config)], [a.layer])
         synchronize()
         figures["seconds to compile"] = time.perf_counter() - begin
         figures["harvest, compiled"] = harvest(stream, 4 + a.blocks, a.blocks)

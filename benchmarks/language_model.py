@@ -25,7 +25,7 @@ import torch
 import sampled_sae as ss
 from sampled_sae.config import to_dict
 from sampled_sae.data.contexts import TextConfig, contexts
-from sampled_sae.data.harvest import HarvestConfig, HarvestStream, open_harvest
+from sampled_sae.data.harvest import HarvestStream, model_activations
 from sampled_sae.data.text import documents
 from sampled_sae.evals.core.evaluate import evaluate_core_many
 from sampled_sae.evals.core.schema import CoreConfig
@@ -103,14 +103,13 @@ class Setting:
         cuda = torch.cuda.is_available()
         self.device = torch.device("cuda" if cuda else "cpu")
         self.model: LanguageModel = load_model(a.model, self.device, torch.bfloat16 if cuda else torch.float32)
-        self.text = TextConfig(length=a.context)
+        self.text = TextConfig(a.context, bos=self.model.bos)
 
     def stream(self) -> HarvestStream:
-        harvest = HarvestConfig((self.a.layer,), self.text, buffer_tokens=self.a.buffer)
-        read = documents(self.a.text)
-        return open_harvest(self.model, read, harvest, batch_size=self.a.batch, heldout_tokens=self.a.calibration)[
-            self.a.layer
-        ]
+        sizes = {"context": self.a.context, "buffer_tokens": self.a.buffer}
+        source = model_activations(self.model, self.a.text, self.a.layer, **sizes)
+        [stream] = source.open(self.a.batch, self.a.calibration, 0).values()
+        return stream
 
     def train(self, configs: list[ss.SAEConfig], tokens: int) -> tuple[list[ss.SAE], dict[str, Any]]:
         """All of them on one stream; what it took."""

@@ -32,7 +32,7 @@ with clock("import"):
 
     import sampled_sae as ss
     from sampled_sae.data.contexts import TextConfig, contexts
-    from sampled_sae.data.harvest import HarvestConfig, open_harvest
+    from sampled_sae.data.harvest import model_activations
     from sampled_sae.data.text import documents
     from sampled_sae.evals.core.evaluate import evaluate_core
     from sampled_sae.evals.core.schema import CoreConfig
@@ -57,10 +57,10 @@ def main() -> None:
         model = load_model(a.model, device, dtype)
         if a.compile:
             model.compile()
-    text = TextConfig(length=a.context)
+    text = TextConfig(a.context, bos=model.bos)
     with clock("tokenize and hold out"):
-        settings = HarvestConfig((a.layer,), text, buffer_tokens=a.buffer)
-        stream = open_harvest(model, documents(a.text), settings, batch_size=a.batch)[a.layer]
+        source = model_activations(model, a.text, a.layer, context=a.context, buffer_tokens=a.buffer)
+        [stream] = source.open(a.batch, 65_536, 0).values()
     config = ss.batchtopk(a.m, a.k, optimizer=ss.OptimizerConfig(lr=1.2e-3))
     common = {"batch_size": a.batch, "device": device, "checkpoint_every": a.checkpoint}
     with clock("harvest, train, calibrate, save"):
@@ -71,7 +71,7 @@ def main() -> None:
         result = evaluate_core(sae, model, a.layer, tokens, how)
     CLOCK["all"] = time.perf_counter() - begin + CLOCK["import"]
     print(f"FVU {result.normal.fvu.value:.4f}, all of it {CLOCK['all']:.1f} s", flush=True)
-    fresh = open_harvest(model, documents(a.text), settings, batch_size=a.batch)[a.layer]
+    [fresh] = source.open(a.batch, 65_536, 0).values()
     blocks, size = 6, fresh.harvest.block_batches
     with clock(f"harvest alone, {blocks * size} batches"):
         for block in range(blocks):

@@ -392,7 +392,7 @@ def _sae(content: Any) -> Any:
 def _run(content: Any) -> Any:
     """run.json: what was trained, and on what."""
     content = within(content, "config", lambda run: within(run, "saes", _sae_config))
-    return within(content, "source", lambda source: renamed(source, max_norm="high_norm_factor"))
+    return within(content, "source", lambda source: renamed(source, max_norm="high_norm_factor", length="context"))
 
 
 @migration("checkpoint", 1)
@@ -417,7 +417,7 @@ def _result(content: Any) -> Any:
 @migration("cache", 1)
 def _cache(content: Any) -> Any:
     """cache.json: what the activations are."""
-    return within(content, "description", lambda source: renamed(source, max_norm="high_norm_factor"))
+    return within(content, "description", lambda source: renamed(source, max_norm="high_norm_limit"))
 
 
 # ---- until every class of settings is a Config ------------------------------------------------------

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 import tyro
-from torch import Tensor
 
 from sampled_sae.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from sampled_sae.data.harvest import ModelActivations
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Source:
     """The residual stream after this block of the model, counted from 0; several are trained on in one pass."""
     context: int | None = None
     """Tokens a context (1,024)."""
-    bos: bool = False
-    """Begin each context with the tokenizer's BOS."""
+    bos: bool | Literal["auto"] = "auto"
+    """Begin each context with the tokenizer's BOS; auto follows the model."""
     skip_first: int = 0
     """Positions at the start of each context that are left out."""
     max_norm: float | None = None
@@ -55,45 +55,31 @@ class Source:
         open_ = {name: value for name, value in values.items() if getattr(self, name) is None}
         return replace(self, **open_)
 
-    def opener(
-        self, batch_size: int, seed: int, device: str | None, steps: int | None = None
-    ) -> Callable[[], dict[int, Any]]:
-        """Loads the model now; each call then opens the streams of activations anew, one for each layer.
-
-        With `steps`, no more tokens are shuffled together than so many steps take.
-        """
-        from sampled_sae.data.contexts import TextConfig
-        from sampled_sae.data.harvest import HarvestConfig, bytes_needed, enough_buffer, open_harvest
-        from sampled_sae.data.text import documents
-        from sampled_sae.models.load import load_model
-        from sampled_sae.training.memory import readable
-        from sampled_sae.utils.system import usable_device
+    def activations(self, device: str | None) -> ModelActivations:
+        """The source of activations; loads the model."""
+        from sampled_sae.data.harvest import model_activations
+        from sampled_sae.data.text import TextSource
 
         for name in ("model", "text", "layer"):
             if getattr(self, name) is None:
                 raise UserError(f"{name}: is missing; give a file of activations, or model, text and layer")
         assert self.model is not None and self.text is not None and self.layer is not None
-        text = TextConfig(
-            length=1024 if self.context is None else self.context, bos=self.bos, skip_first=self.skip_first
+        found = model_activations(
+            self.model,
+            TextSource(self.text, self.text_field, self.split, self.subset),
+            self.layer,
+            device=device,
+            dtype=None if self.model_dtype is None else getattr(torch, self.model_dtype),
+            context=1024 if self.context is None else self.context,
+            bos=self.bos,
+            skip_first=self.skip_first,
+            buffer_tokens=self.buffer_tokens,
+            contexts_at_once=self.contexts_at_once,
+            high_norm_factor=self.max_norm,
         )
-        limit = None if self.max_norm in (None, float("inf")) else self.max_norm
-        settings = HarvestConfig(self.layer, text, self.buffer_tokens, self.contexts_at_once, limit)
-        if steps is not None:
-            settings = replace(settings, buffer_tokens=enough_buffer(settings, batch_size, steps))
-        where = (self.text, self.text_field, self.split, self.subset)
-        documents(*where)  # a text that is not there is better found before the model is loaded
-        place = usable_device(device)
-        usual = "bfloat16" if place.type == "cuda" else "float32"
-        model = load_model(self.model, place, getattr(torch, self.model_dtype or usual))
-        for layer in self.layer:
-            model.check_layer(layer)
         if self.compile_model:
-            model.compile()
-        need = f"{readable(model.bytes)} for the model, {readable(bytes_needed(model, settings))} for its activations"
-        print(f"{model.name}: {need}, on {place}", file=sys.stderr)
-        part = ", ".join(filter(None, (self.subset, self.split, self.text_field)))
-        rest: dict[str, Any] = {"heldout_tokens": self.heldout_tokens, "seed": seed, "text": self.text, "part": part}
-        return lambda: open_harvest(model, documents(*where), settings, batch_size=batch_size, progress=True, **rest)
+            found.model.compile()
+        return found
 
 
 @dataclass(frozen=True)
@@ -115,30 +101,17 @@ class Cache:
     """Only say what it would take on disk."""
 
     def run(self) -> None:
-        from sampled_sae.data.cache import bytes_needed, write_cache
-        from sampled_sae.utils.progress import show
+        from sampled_sae.data import cache
 
         source = self.source.or_else({"max_norm": 10.0, "context": 1024})
-        batch = min(4096, source.buffer_tokens // 2)
         if source.layer is not None and len(source.layer) > 1:
             raise UserError(f"layer = {source.layer}: a cache holds one layer; write one for each")
-        [stream] = source.opener(batch, self.seed, self.device)().values()
-        size = bytes_needed(self.tokens, stream.width, self.shard_tokens)
-        print(f"{self.tokens:,} tokens of width {stream.width}: {size / 1e9:.2f} GB in {self.out}")
+        activations = source.activations(self.device)
+        [hook] = activations.config.hooks
+        width = activations.model.width_at(hook)
+        size = cache.bytes_needed(self.tokens, width, self.shard_tokens)
+        print(f"{self.tokens:,} tokens of width {width}: {size / 1e9:.2f} GB in {self.out}")
         if self.only_size:
             return
-
-        def batches(start: int) -> Iterator[Tensor]:
-            number = start // batch
-            yield stream.batch(number)[start % batch :]
-            while True:
-                number += 1
-                yield stream.batch(number)
-
-        bar = show(self.tokens, what="harvest", unit="tokens")
-        try:
-            description = stream.metadata | {"buffer_tokens": source.buffer_tokens, "seed": self.seed}
-            write_cache(self.out, batches, self.tokens, description, self.shard_tokens, bar.update)
-        finally:
-            bar.close()
-        print(self.out)
+        shards, held = self.shard_tokens, source.heldout_tokens
+        print(cache.write(activations, self.out, self.tokens, seed=self.seed, shard_tokens=shards, heldout_tokens=held))

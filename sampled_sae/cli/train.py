@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -19,6 +18,9 @@ from sampled_sae.method.config import AuxKConfig, Everything, OptimizerConfig, S
 from sampled_sae.method.scores import get_score, load_scores
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json
+
+if TYPE_CHECKING:
+    from sampled_sae.data.stream import ActivationSource
 
 Method = Literal["batchtopk", "topk", "topk_then_batchtopk", "sampled", "released", "annealed"]
 USUAL: dict[str, Any] = {
@@ -117,7 +119,7 @@ class Train:
         for name in dict.fromkeys(presets.label(config) for config in configs if holds_all(config)):
             print(f"{name}: its pool holds all latents, so it is BatchTopK", file=sys.stderr)
         folders = train_in_passes(
-            self._opener(chosen.batch_size, steps),
+            self._source(),
             configs,
             self.out,
             steps=steps,
@@ -174,15 +176,12 @@ class Train:
             raise UserError(f"steps = {chosen.steps}, tokens = {chosen.tokens}: give one of the two")
         return chosen.steps if chosen.tokens is None else tokens_to_steps(chosen.tokens, chosen.batch_size)
 
-    def _opener(self, batch_size: int, steps: int) -> Callable[[], Any]:
-        """Opens the activations, once for each pass."""
-        from sampled_sae.data.source import load_activations
+    def _source(self) -> ActivationSource:
+        from sampled_sae.data.source import open_source
 
-        path = self.activations
-        if path is None:
-            source = self.source.or_else(SOURCES[self.preset])
-            return source.opener(batch_size, self.seeds[0], self.device, steps)
-        return lambda: load_activations(path, self.key)
+        if self.activations is None:
+            return self.source.or_else(SOURCES[self.preset]).activations(self.device)
+        return open_source(self.activations, key=self.key)
 
     def _configs(self, chosen: SimpleNamespace) -> list[SAEConfig]:
         if self.configs is not None:

@@ -1,6 +1,6 @@
 """Activations on disk: bfloat16 in shards that are memory-mapped, written once and read by any number of runs.
 
-cache.json says what they are of, and which shards are whole. Nothing in the folder depends on when it was written
+cache.json holds their origin and the shards that are whole. Nothing in the folder depends on when it was written
 or on how often that was interrupted.
 """
 
@@ -8,41 +8,42 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sampled_sae.config import first_difference, require, whole_numbers
+from sampled_sae.config import Config, Count, Positive, first_difference, read_file, require, write_file
 from sampled_sae.data import shards
-from sampled_sae.data.stream import END, check_batch
+from sampled_sae.data.stream import END, ActivationSource, Rows, check_batch
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import alone_in, read_json, write_json
+from sampled_sae.utils.files import alone_in
+from sampled_sae.utils.progress import show
 
-FORMAT = "sampled-sae activations 1"
+FORMAT: Final = "sampled-sae activations 1"
 INDEX = "cache.json"
 SHARD_TOKENS = 1_000_000
+VERIFY_FIRST = 2**28
+"""Bytes of a cache whose checksums are compared before it is read: about 0.3 s. Those of a larger one are compared at
+about 1 GB/s on another core meanwhile, which delays no batch."""
 Batches = Callable[[int], Iterator[Tensor]]
 """Gives the stream of activations, [n, d] at a time, from the token of that number on."""
 
 
 @dataclass(frozen=True, slots=True)
-class CacheConfig:
+class CacheConfig(Config):
     """How much is kept, and in what pieces."""
 
-    tokens: int
+    tokens: Positive
     """Tokens whose activations are kept."""
-    shard_tokens: int = SHARD_TOKENS
-    """Tokens a file; what an interruption may lose is less than one file."""
-
-    def __post_init__(self) -> None:
-        whole_numbers(self, "tokens", "shard_tokens")
-        require(self.tokens >= 1, "tokens", self.tokens, "must be at least 1")
-        require(self.shard_tokens >= 1, "shard_tokens", self.shard_tokens, "must be at least 1")
+    shard_tokens: Positive = SHARD_TOKENS
+    """Tokens per file; an interruption loses less than one file."""
 
     def sizes(self) -> list[int]:
         """Tokens of each shard; only the last may have fewer."""
@@ -55,6 +56,39 @@ def bytes_needed(tokens: int, width: int, shard_tokens: int = SHARD_TOKENS) -> i
     return sum(shards.size(n, width) for n in CacheConfig(tokens, shard_tokens).sizes())
 
 
+def write(
+    source: ActivationSource,
+    folder: str | Path,
+    tokens: int,
+    *,
+    seed: int = 0,
+    shard_tokens: int = SHARD_TOKENS,
+    heldout_tokens: int = 65_536,
+    progress: bool = True,
+) -> Path:
+    """Write the activations of a source, without its held-out tokens, in the order in which it gives them."""
+    streams = source.open(source.cache_batch, heldout_tokens, seed)
+    if len(streams) != 1:
+        raise UserError(f"hook points {', '.join(streams)}: a cache holds one; write one for each")
+    [stream] = streams.values()
+
+    def batches(start: int) -> Iterator[Tensor]:
+        number, skip = divmod(start, stream.batch_size)
+        yield stream.batch(number)[skip:]
+        while True:
+            number += 1
+            yield stream.batch(number)
+
+    decides = {name: stream.identity[name] for name in ("buffer_tokens", "seed", "digest") if name in stream.identity}
+    bar = show(tokens, what="harvest", unit="tokens", enabled=progress)
+    try:
+        write_cache(folder, batches, tokens, {**stream.metadata, **decides}, shard_tokens, bar.update)
+    finally:
+        bar.close()
+        stream.close()
+    return Path(folder)
+
+
 def write_cache(
     folder: str | Path,
     batches: Batches,
@@ -65,8 +99,8 @@ def write_cache(
 ) -> None:
     """Write the first `tokens` activations of the stream, or those shards of them that are not there yet.
 
-    `description` is plain JSON that says what they are of; a folder with another one is refused. A finished cache
-    grows when more tokens are asked for. `progress` is told the number of the token that was reached.
+    `description` is plain JSON about their origin; a folder with another one is refused. A finished cache grows when
+    more tokens are wanted. `progress` receives the number of the last token written.
     """
     folder, config, plain = Path(folder), CacheConfig(tokens, shard_tokens), _plain(description)
     # Several runs may ask for the same cache at once: when it is there, none of them needs the lock.
@@ -77,20 +111,20 @@ def write_cache(
 
 
 def open_cache(folder: str | Path, verify: bool = False) -> CachedActivations:
-    """Open a finished cache for reading; each shard's size is checked, with `verify` all of its bytes."""
+    """Open a finished cache for reading.
+
+    The size and header of each shard are checked. So are the checksums: of a cache of up to VERIFY_FIRST bytes, or
+    with `verify`, before any row is read, of a larger one in a thread of its own while it is read.
+    """
     folder = Path(folder)
     index = _Index.read(folder)
     if not index.finished:
-        done = sum(shard.tokens for shard in index.shards.values())
+        done = sum(shard.tokens for shard in index.shards)
         raise UserError(
-            f"{folder}: the cache is not finished ({done} of {index.config.tokens} tokens); write it again with the "
-            "same settings, it goes on from there"
+            f"{folder}: the cache is not finished ({done} of {index.tokens} tokens); write it again with the "
+            "same settings to continue it"
         )
-    cached = CachedActivations(folder, index)
-    if verify:
-        for number, shard in sorted(index.shards.items()):
-            shards.verify(_path(folder, number), shard.crc32)
-    return cached
+    return CachedActivations(folder, index, verify)
 
 
 def verify_cache(folder: str | Path) -> None:
@@ -98,26 +132,55 @@ def verify_cache(folder: str | Path) -> None:
     open_cache(folder, verify=True)
 
 
-class CachedActivations:
-    """The rows [tokens, d] of a cache, read from disk as they are asked for."""
+class CachedActivations(Rows):
+    """The rows [tokens, d_in] of a cache, read from disk on demand."""
 
-    def __init__(self, folder: Path, index: _Index):
+    def __init__(self, folder: Path, index: _Index, verify: bool = False):
         self.folder, self.description = folder, index.description
-        self.width, self.tokens = index.width, index.config.tokens
+        self.width, self.tokens = index.width, index.tokens
+        self.shape = (self.tokens, self.width)
         sizes = index.config.sizes()
         self._shards = [shards.map_rows(_path(folder, number), n, self.width) for number, n in enumerate(sizes)]
         self._bounds = np.cumsum([0, *sizes])
+        self._checksums = {shard.number: shard.crc32 for shard in index.shards}
+        self._damage: list[UserError] = []
+        self._closed = threading.Event()
+        if verify or bytes_needed(self.tokens, self.width, index.shard_tokens) <= VERIFY_FIRST:
+            self._verify()
+            self._refuse_damage()
+        else:
+            threading.Thread(target=self._verify, name="verify cache", daemon=True).start()
+
+    def _verify(self) -> None:
+        try:
+            for number, crc32 in sorted(self._checksums.items()):
+                shards.verify(_path(self.folder, number), crc32, self._closed.is_set)
+        except UserError as error:
+            self._damage.append(error)
+
+    def _refuse_damage(self) -> None:
+        if self._damage:
+            raise self._damage[0]
 
     def __len__(self) -> int:
         return self.tokens
 
+    def close(self) -> None:
+        self._closed.set()
+
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.tokens, self.width
+    def metadata(self) -> Mapping[str, Any]:
+        return self.description
+
+    def identity(self) -> dict[str, Any]:
+        """From the checksums of the shards, which are verified."""
+        crc32 = zlib.crc32(json.dumps(sorted(self._checksums.items())).encode())
+        return {"tokens": self.tokens, "d_in": self.width, "digest": f"{crc32:08x}"}
 
     def take(self, rows: Tensor) -> Tensor:
         """Rows by number [n] long, in any order -> [n, d] bfloat16 in that order."""
-        # Read from front to back: the disk likes it, and each shard is visited once.
+        self._refuse_damage()
+        # Read from front to back: sequential reads are faster, and each shard is visited once.
         ascending, order = (part.numpy() for part in rows.cpu().sort())
         if len(rows) and not 0 <= ascending[0] <= ascending[-1] < self.tokens:
             raise IndexError(f"rows {ascending[0]} to {ascending[-1]} of a cache of {self.tokens} tokens")
@@ -129,54 +192,45 @@ class CachedActivations:
         return torch.from_numpy(taken).view(torch.bfloat16)
 
 
-class _Shard(NamedTuple):
-    tokens: int
-    crc32: int
+@dataclass(frozen=True, slots=True)
+class _Shard(Config):
+    """One finished shard."""
+
+    number: Count
+    file: str
+    tokens: Positive
+    crc32: Count
     """Of the whole file."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Index:
-    """What cache.json says."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Index(Config):
+    """The content of cache.json."""
 
+    format: Literal["sampled-sae activations 1"] = FORMAT
     description: dict[str, Any]
-    width: int
-    config: CacheConfig
-    shards: dict[int, _Shard]
+    width: Positive
+    dtype: Literal["bfloat16"] = "bfloat16"
+    tokens: Positive
+    shard_tokens: Positive
+    finished: bool = False
+    shards: tuple[_Shard, ...] = ()
     """Those that are whole, by number."""
 
+    def check(self) -> None:
+        whole = [(shard.number, shard.tokens) for shard in self.shards]
+        object.__setattr__(self, "finished", sorted(whole) == list(enumerate(self.config.sizes())))
+
     @property
-    def finished(self) -> bool:
-        return {number: shard.tokens for number, shard in self.shards.items()} == dict(enumerate(self.config.sizes()))
+    def config(self) -> CacheConfig:
+        return CacheConfig(self.tokens, self.shard_tokens)
 
     @classmethod
     def read(cls, folder: Path) -> _Index:
-        raw = read_json(folder / INDEX)
-        try:
-            if raw["format"] != FORMAT or raw["dtype"] != "bfloat16":
-                raise ValueError
-            config = CacheConfig(raw["tokens"], raw["shard_tokens"])
-            whole = {shard["number"]: _Shard(shard["tokens"], shard["crc32"]) for shard in raw["shards"]}
-            return cls(raw["description"], raw["width"], config, whole)
-        except (KeyError, TypeError, ValueError, UserError):
-            raise UserError(f"{folder / INDEX}: not the index of a cache of activations of this program") from None
+        return cls.from_dict(read_file(folder / INDEX, "cache"), folder / INDEX)
 
     def write(self, folder: Path) -> None:
-        whole = [
-            {"number": number, "file": _path(folder, number).name, "tokens": shard.tokens, "crc32": shard.crc32}
-            for number, shard in sorted(self.shards.items())
-        ]
-        content = {
-            "format": FORMAT,
-            "description": self.description,
-            "width": self.width,
-            "dtype": "bfloat16",
-            "tokens": self.config.tokens,
-            "shard_tokens": self.config.shard_tokens,
-            "finished": self.finished,
-            "shards": whole,
-        }
-        write_json(folder / INDEX, content)
+        write_file(folder / INDEX, "cache", self.to_dict())
 
 
 class _Feed:
@@ -208,11 +262,7 @@ class _Feed:
             raise UserError(f"activations: the stream ended after {at} tokens; {right}")
         where = f"activations: item {self._read} of the stream"
         self._read += 1
-        batch = check_batch(raw, width, where).detach().to(torch.bfloat16)
-        # What was finite can only have become infinite, and the ends show that; isfinite takes ten times as long.
-        if batch.numel() and torch.stack(torch.aminmax(batch)).isinf().any():
-            raise UserError(f"{where}: values beyond the range of bfloat16, in which they are kept; scale them down")
-        return batch.cpu().contiguous()
+        return check_batch(raw, width, where).to(torch.bfloat16).cpu().contiguous()
 
 
 def _plain(description: dict[str, Any]) -> dict[str, Any]:
@@ -236,12 +286,12 @@ def _existing(folder: Path, config: CacheConfig, description: dict[str, Any]) ->
         return None
     index = _Index.read(folder)
     difference = first_difference(index.description, description) or first_difference(
-        index.config.shard_tokens, config.shard_tokens, "shard_tokens"
+        index.shard_tokens, config.shard_tokens, "shard_tokens"
     )
     if difference:
         raise UserError(f"{folder}: the cache there is another one: {difference}; choose another folder")
-    held = max((number * config.shard_tokens + shard.tokens for number, shard in index.shards.items()), default=0)
-    right = f"the cache in {folder} has {held} already; ask for at least as many, or choose another folder"
+    held = max((shard.number * config.shard_tokens + shard.tokens for shard in index.shards), default=0)
+    right = f"the cache in {folder} has {held} already; give at least as many, or choose another folder"
     require(held <= config.tokens, "tokens", config.tokens, right)
     return index
 
@@ -250,12 +300,12 @@ def _without_damaged(index: _Index, folder: Path) -> _Index:
     """Only the shards whose files are there in full, and as long as they are now to be."""
     wanted = dict(enumerate(index.config.sizes()))
 
-    def whole(number: int, shard: _Shard) -> bool:
-        path = _path(folder, number)
+    def whole(shard: _Shard) -> bool:
+        path = _path(folder, shard.number)
         in_full = path.is_file() and path.stat().st_size == shards.size(shard.tokens, index.width)
-        return in_full and wanted.get(number) == shard.tokens
+        return in_full and wanted.get(shard.number) == shard.tokens
 
-    return replace(index, shards={number: shard for number, shard in index.shards.items() if whole(number, shard)})
+    return replace(index, shards=tuple(filter(whole, index.shards)))
 
 
 def _write_missing(
@@ -265,9 +315,9 @@ def _write_missing(
     old, feed, sizes = _existing(folder, config, description), None, config.sizes()
     if old is None:
         feed = _Feed(batches, 0, None)
-        old = _Index(description, feed.width, config, {})
-    index = _without_damaged(replace(old, config=config), folder)
-    missing = [number for number in range(len(sizes)) if number not in index.shards]
+        old = _Index(description=description, width=feed.width, tokens=config.tokens, shard_tokens=config.shard_tokens)
+    index = _without_damaged(replace(old, tokens=config.tokens), folder)
+    missing = sorted(set(range(len(sizes))) - {shard.number for shard in index.shards})
     _check_space(folder, sum(shards.size(sizes[number], index.width) for number in missing))
     index.write(folder)
     for number in missing:
@@ -275,7 +325,8 @@ def _write_missing(
         if feed is None or feed.position != start:
             feed = _Feed(batches, start, index.width)
         crc32 = shards.write(_path(folder, number), feed.pieces(tokens, progress), tokens, index.width)
-        index = replace(index, shards={**index.shards, number: _Shard(tokens, crc32)})
+        new = _Shard(number, _path(folder, number).name, tokens, crc32)
+        index = replace(index, shards=tuple(sorted((*index.shards, new), key=lambda shard: shard.number)))
         index.write(folder)
 
 

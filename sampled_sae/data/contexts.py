@@ -1,4 +1,4 @@
-"""Documents -> contexts: token ids [length] without gaps, with an end-of-text token between two documents."""
+"""Documents -> contexts: token ids [context] without gaps, with an end-of-text token between two documents."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sampled_sae.config import require, whole_numbers
+from sampled_sae.config import Bound, Config, Count, Positive, require
+from sampled_sae.models.language_model import adds_bos
 from sampled_sae.utils.errors import UserError
 
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
@@ -43,37 +44,27 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TextConfig:
+class TextConfig(Config):
     """How documents become contexts, and which of their positions are used."""
 
-    length: int = 1024
-    """Tokens a context, BOS included."""
-    bos: bool = False
-    """Whether each context begins with the tokenizer's BOS."""
-    skip_first: int = 0
+    context: Annotated[int, Bound("a context must have at least 2 tokens", lambda value: value >= 2)] = 1024
+    """Tokens per context, BOS included."""
+    bos: bool | Literal["auto"] = "auto"
+    """Whether each context begins with the tokenizer's BOS; auto follows the model."""
+    skip_first: Count = 0
     """Positions at the start of each context whose activations are left out; BOS is the first of them."""
     end_of_text: str | None = None
     """Token between two documents; none means <|endoftext|> or <|end_of_text|> if there is one, or else EOS."""
-    documents_at_once: int = 64
+    documents_at_once: Positive = 64
     """Documents that are tokenized together; the contexts are the same whatever it is."""
 
-    def __post_init__(self) -> None:
-        whole_numbers(self, "length", "skip_first", "documents_at_once")
-        require(isinstance(self.bos, bool), "bos", self.bos, "must be True or False")
-        require(self.length >= 2, "length", self.length, "a context must have at least 2 tokens")
-        require(
-            0 <= self.skip_first < self.length,
-            "skip_first",
-            self.skip_first,
-            f"must be at least 0 and leave some of the length = {self.length} positions",
-        )
-        name = self.end_of_text
-        require(name is None or isinstance(name, str), "end_of_text", name, "must be a token of the tokenizer, or none")
-        require(self.documents_at_once >= 1, "documents_at_once", self.documents_at_once, "must be at least 1")
+    def check(self) -> None:
+        right = f"must leave some of the {self.context} positions of a context"
+        require(self.skip_first < self.context, "skip_first", self.skip_first, right)
 
 
 def contexts(documents: Iterable[str], tokenizer: Tokenizer, config: TextConfig | None = None) -> Iterator[Tensor]:
-    """Contexts [length] int64: the documents' tokens in their order, the last incomplete context dropped."""
+    """Contexts [context] int64: the documents' tokens in their order, the last incomplete context dropped."""
     return ContextStream(documents, tokenizer, config)
 
 
@@ -93,7 +84,7 @@ class _Piece(NamedTuple):
 
 
 class ContextStream:
-    """Contexts [length] int64, one after the other, from the beginning or from a `state`.
+    """Contexts [context] int64, one after the other, from the beginning or from a `state`.
 
     `documents` are given from the first one on also with a `state`, which is what `position()` gave earlier: those
     that were used up are passed over without being tokenized.
@@ -110,7 +101,7 @@ class ContextStream:
         self.end_of_text = find_end_of_text(tokenizer, self.config.end_of_text)
         self.before = _before(tokenizer, self.config.bos)
         self.given = 0
-        self._encode = _encoder(tokenizer)
+        self._encode = encoder(tokenizer)
         self._texts = _pieces(documents)
         self._ready: deque[_Piece] = deque()
         self._piece, self._used = _Piece(0, np.empty(0, np.int64)), 0
@@ -121,7 +112,7 @@ class ContextStream:
         return self
 
     def __next__(self) -> Tensor:
-        parts, missing = [self.before], self.config.length - len(self.before)
+        parts, missing = [self.before], self.config.context - len(self.before)
         piece, used = self._piece, self._used
         while missing:
             part = piece.ids[used : used + missing]
@@ -166,12 +157,11 @@ class ContextStream:
             )
 
     def _check_any_given(self, missing: int) -> None:
-        length = self.config.length
+        size = self.config.context
         if self.given == 0:
-            tokens = length - len(self.before) - missing
+            tokens = size - len(self.before) - missing
             raise UserError(
-                f"text: {tokens} tokens in all, too few for one context of length = {length}; "
-                "give more text or a smaller length"
+                f"text: {tokens} tokens in all, too few for one context of {size}; give more text or a smaller context"
             )
 
     def _following(self) -> _Piece | None:
@@ -197,7 +187,7 @@ class ContextStream:
             yield _Piece(text.number, np.array([self.end_of_text, *ids] if text.parted else ids, dtype=np.int64))
 
 
-def _encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
+def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
     """Texts -> their token ids, nothing added.
 
     A document that quotes a special token means its letters, not the token: so it is split like any other word.
@@ -229,9 +219,9 @@ def find_end_of_text(tokenizer: Tokenizer, name: str | None = None) -> int:
     return tokenizer.eos_token_id
 
 
-def _before(tokenizer: Tokenizer, bos: bool) -> np.ndarray:
+def _before(tokenizer: Tokenizer, bos: bool | Literal["auto"]) -> np.ndarray:
     """What each context begins with, [0] or [1]."""
-    if not bos:
+    if not (adds_bos(tokenizer) if bos == "auto" else bos):
         return np.empty(0, np.int64)
     if tokenizer.bos_token_id is None:
         raise UserError("bos = True: the tokenizer has no BOS token; must be False")

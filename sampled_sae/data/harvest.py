@@ -7,116 +7,176 @@ contexts go through the model at once, nor which other layers are collected with
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sampled_sae.config import numbers, require, whole_numbers
-from sampled_sae.data.contexts import ContextBank, TextConfig, contexts
-from sampled_sae.data.stream import check_batch
-from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.config import Bound, Distinct, NotEmpty, Positive, hints, require
+from sampled_sae.data.contexts import ContextBank, TextConfig, contexts, encoder
+from sampled_sae.data.stream import ActivationSource, ActivationStream, check_batch
+from sampled_sae.data.text import TextList, TextSource, as_text
+from sampled_sae.models.language_model import HookPoint, LanguageModel
+from sampled_sae.models.load import load_model
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.progress import telling
-from sampled_sae.utils.system import listening
-
-
-class HarvestStopped(Interrupted):
-    """Somebody asked to stop while a block was harvested: it is given up, to be harvested anew."""
-
+from sampled_sae.utils.system import listening, readable
 
 SPARE = 0.02
 """Share of a block's tokens that may be left out for their norm before some of the others are used twice."""
 AT_ONCE = {"cuda": 2**16, "cpu": 2**14}
-"""Tokens in one pass through the model, by kind of device, if no number of contexts is asked for."""
-Block = dict[int, Tensor]
-"""The activations of each layer, [tokens, d]."""
+"""Tokens in one pass through the model, by kind of device, if no number of contexts is set."""
+BOS_GAIN = 0.5
+"""Nats per token by which BOS must lower the loss on PROBE for a warning."""
+PROBE = "The quick brown fox jumps over the lazy dog, and then it runs back into the forest behind the old house."
+Block = dict[HookPoint, Tensor]
+"""The activations at each hook point, [tokens, d_in]."""
 
 
-@dataclass(frozen=True, slots=True)
-class HarvestConfig:
+class HarvestStopped(Interrupted):
+    """A stop was requested while a block was harvested: it is given up, to be harvested anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarvestConfig(TextConfig):
     """Which activations are collected, and how they are mixed."""
 
-    layers: tuple[int, ...]
-    """The residual stream after each of these blocks, counted from 0."""
-    text: TextConfig = field(default_factory=TextConfig)
-    """How documents become contexts."""
-    buffer_tokens: int = 2**19
-    """Tokens that are shuffled together."""
-    contexts_at_once: int | None = None
+    hooks: Annotated[tuple[int | str, ...], NotEmpty, Distinct]
+    """Numbers of blocks, counted from 0, for the residual stream after each; or names of modules."""
+    buffer_tokens: Positive = 2**19
+    """Tokens that are shuffled together; `train` takes no more than its steps need."""
+    contexts_at_once: Positive | None = None
     """Contexts in one pass through the model; none means 65,536 tokens' worth on a GPU, 16,384 elsewhere."""
-    max_norm: float | None = 10.0
-    """Leave out tokens whose norm is above so many times the median; none keeps them."""
+    high_norm_factor: Annotated[float, Bound("must be positive", lambda value: value > 0)] | None = 10.0
+    """Leave out tokens whose norm is above this multiple of the median; none keeps them."""
+
+    def check(self) -> None:
+        TextConfig.check(self)
+        need = f"must hold at least one context of {self.context} tokens"
+        require(self.buffer_tokens >= self.context, "buffer_tokens", self.buffer_tokens, need)
+
+
+def model_activations(
+    model: LanguageModel | str | Path | tuple[Any, Any],
+    text: str | Path | TextSource | Iterable[str],
+    layer: int | Sequence[int] | None = None,
+    *,
+    hook: str | Sequence[str] | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> ModelActivations:
+    """A language model and a text -> a source of activations, at the residual stream after one or several blocks
+    (`layer`, counted from 0) or at hook points by name (`hook`); `settings` are fields of `HarvestConfig`.
+
+    A model that is given by name is loaded, after a look whether the text is there.
+    """
+    layers = [] if layer is None else list(layer) if isinstance(layer, Iterable) else [layer]
+    hooks = [] if hook is None else [hook] if isinstance(hook, str) else list(hook)
+    if not layers and not hooks:
+        raise UserError("layer: is missing; give the number of a block, or the name of a module as hook")
+    try:
+        config = HarvestConfig(hooks=(*layers, *hooks), **settings)
+    except TypeError:
+        known = set(hints(HarvestConfig)) - {"hooks"}
+        wrong = next(iter(settings.keys() - known), "hooks")
+        raise UserError(f"{wrong}: is no setting of activations; must be one of {', '.join(sorted(known))}") from None
+    source = as_text(text)
+    source.documents()
+    if not isinstance(model, LanguageModel):
+        model = load_model(model, device, dtype)
+    return ModelActivations(model, source, config, progress)
+
+
+@dataclass(frozen=True)
+class ModelActivations(ActivationSource):
+    """The activations of a language model on a text; all hook points come from the same passes through the model."""
+
+    model: LanguageModel
+    text: TextSource | TextList
+    config: HarvestConfig
+    progress: bool = False
+    """Whether to print how far the collection is before the first step, if that takes long."""
 
     def __post_init__(self) -> None:
-        whole_numbers(self, "buffer_tokens")
-        if self.contexts_at_once is not None:
-            whole_numbers(self, "contexts_at_once")
-            require(self.contexts_at_once >= 1, "contexts_at_once", self.contexts_at_once, "must be at least 1")
-        if self.max_norm is not None:
-            numbers(self, "max_norm")
-        distinct = len(set(self.layers)) == len(self.layers) > 0
-        require(distinct, "layers", self.layers, "must name at least one layer, each once")
-        require(isinstance(self.text, TextConfig), "text", self.text, "must be a TextConfig")
-        need = f"must hold at least one context of {self.text.length} tokens"
-        require(self.buffer_tokens >= self.text.length, "buffer_tokens", self.buffer_tokens, need)
-        require(self.max_norm is None or self.max_norm > 0, "max_norm", self.max_norm, "must be positive, or none")
+        for hook in self.config.hooks:
+            self.model.hook_point(hook)
+
+    def open(
+        self, batch_size: int, heldout_tokens: int, seed: int, steps: int | None = None
+    ) -> dict[str, HarvestStream]:
+        """One stream for each hook point. With `steps`, no more tokens are shuffled together than these steps take."""
+        model, config = self.model, self.config
+        if config.bos == "auto":
+            config = replace(config, bos=model.bos)
+        if steps is not None:
+            config = replace(config, buffer_tokens=enough_buffer(config, batch_size, steps))
+        if self.progress:
+            need = f"{readable(model.bytes)} for the model, {readable(bytes_needed(model, config))} for its activations"
+            print(f"{model.name}: {need}, on {model.device}", file=sys.stderr)
+        if not config.bos:
+            warn_without_bos(model)
+        harvest = Harvest(model, self.text.documents(), config, batch_size, heldout_tokens, seed, self.progress)
+        return {hook.name: HarvestStream(harvest, hook, self.text) for hook in harvest.hooks}
+
+    @property
+    def cache_batch(self) -> int:
+        """Tokens per batch when the activations are written to a cache."""
+        return min(4096, self.config.buffer_tokens // 2)
 
 
-def open_harvest(
-    model: LanguageModel,
-    documents: Iterator[str],
-    config: HarvestConfig,
-    *,
-    batch_size: int,
-    heldout_tokens: int = 65_536,
-    seed: int = 0,
-    text: str | None = None,
-    part: str | None = None,
-    progress: bool = False,
-) -> dict[int, HarvestStream]:
-    """What the trainer reads, for each layer; all layers come from the same passes through the model.
-
-    `text` is the name of the documents' source, for the record, and `part` which part of it (split, subset) they are.
-    `progress` tells how far it is with what has to be there before the first step, if that takes long.
-    """
-    harvest = Harvest(model, documents, config, batch_size, heldout_tokens, seed, progress)
-    return {layer: HarvestStream(harvest, layer, text, part) for layer in harvest.layers}
+def warn_without_bos(model: LanguageModel) -> None:
+    """Print a line if the model's loss on a short sentence is far lower with BOS: it was trained with one."""
+    bos = model.tokenizer.bos_token_id
+    tokens = torch.tensor(encoder(model.tokenizer)([PROBE]))[:, : (model.context or 64) - 1]
+    if bos is None or tokens.shape[1] < 3:
+        return
+    losses = []
+    for first in ([], [bos]):
+        logits = model.logits(torch.cat([torch.tensor([first], dtype=torch.long), tokens], dim=1))[0, len(first) :]
+        losses.append(float(torch.nn.functional.cross_entropy(logits[:-1].float().cpu(), tokens[0, 1:])))
+    if losses[0] - losses[1] > BOS_GAIN:
+        without, with_ = (f"{loss:.2f}" for loss in losses)
+        found = f"the loss on a short sentence is {without} without BOS and {with_} with it"
+        print(f"{model.name}: {found}; the model expects BOS: set bos to true", file=sys.stderr)
 
 
 def contexts_at_once(model: LanguageModel, config: HarvestConfig) -> int:
     """Contexts in one pass through the model."""
     tokens = AT_ONCE.get(model.device.type, AT_ONCE["cpu"])
-    return config.contexts_at_once or max(1, tokens // config.text.length)
+    return config.contexts_at_once or max(1, tokens // config.context)
 
 
 def enough_buffer(config: HarvestConfig, batch_size: int, steps: int) -> int:
-    """buffer_tokens, or as many as so many steps take if that is less: no more is harvested than is trained on."""
-    used = config.text.length - config.text.skip_first
-    contexts = max(1, int(steps * batch_size / (used * (1 - SPARE))))
-    while _batches(contexts, used, batch_size) < steps:  # for what rounding takes
-        contexts += 1
-    return min(config.buffer_tokens, contexts * config.text.length)
+    """buffer_tokens, or as many as these steps take if that is less: no more is harvested than is trained on."""
+    used = config.context - config.skip_first
+    count = max(1, int(steps * batch_size / (used * (1 - SPARE))))
+    while _batches(count, used, batch_size) < steps:  # for what rounding takes
+        count += 1
+    return min(config.buffer_tokens, count * config.context)
 
 
-def _batches(contexts: int, used: int, batch_size: int) -> int:
-    """Batches in a block of so many contexts with so many tokens in use each."""
-    return int(contexts * used * (1 - SPARE)) // batch_size
+def _batches(count: int, used: int, batch_size: int) -> int:
+    """Batches in a block of `count` contexts with `used` tokens in use each."""
+    return int(count * used * (1 - SPARE)) // batch_size
 
 
 def bytes_needed(model: LanguageModel, config: HarvestConfig) -> int:
-    """What a harvest takes on the model's device at its peak, beside the model's weights."""
+    """Peak bytes of a harvest on the model's device, beside the model's weights."""
     blocks = 3 if model.device.type == "cuda" else 2  # in use, before and after its shuffle
-    width, length = model.width * model.dtype.itemsize, config.text.length
-    kept = len(config.layers) * blocks * max(config.buffer_tokens, length) * width
+    width, size = sum(model.width_at(hook) for hook in config.hooks), model.dtype.itemsize
+    kept = blocks * max(config.buffer_tokens, config.context) * width * size
     # Of one pass through a block, usually: a feed-forward layer four times as wide, thrice, and copies of the stream.
-    return kept + contexts_at_once(model, config) * length * width * (20 + len(config.layers))
+    return kept + contexts_at_once(model, config) * config.context * (20 * model.width + width) * size
 
 
 class Harvest:
@@ -133,18 +193,18 @@ class Harvest:
         progress: bool = False,
     ):
         self.model, self.config, self.batch_size, self.seed = model, config, batch_size, seed
-        self.layers = tuple(model.check_layer(layer) for layer in config.layers)
-        length, used = config.text.length, config.text.length - config.text.skip_first
+        self.hooks = tuple(model.hook_point(hook) for hook in config.hooks)
+        length, used = config.context, config.context - config.skip_first
         self.at_once = contexts_at_once(model, config)
         self.block_contexts = max(1, config.buffer_tokens // length)
         self.block_batches = _batches(self.block_contexts, used, batch_size)
         need = f"a block of buffer_tokens = {config.buffer_tokens} must hold one batch and {SPARE:.0%} more"
         require(self.block_batches >= 1, "batch_size", batch_size, need)
-        self.bank = ContextBank(contexts(documents, model.tokenizer, config.text))
+        self.bank = ContextBank(contexts(documents, model.tokenizer, config))
         self.held_contexts = self._to_hold_out(-(-heldout_tokens // used))
-        self.limits = dict.fromkeys(self.layers, torch.inf)
-        self._progress, self._asked = progress, threading.Event()
-        self._to_tell: set[int] = set()  # layers that are yet to hear that the block which they share was given up
+        self.limits = dict.fromkeys(self.hooks, torch.inf)
+        self._progress, self._stop = progress, threading.Event()
+        self._to_stop: set[HookPoint] = set()  # their streams have yet to raise: a block was given up
         self.heldout = self._hold_out(heldout_tokens)
         self._block: tuple[int, Block] = (-1, {})
         # On a CPU there is nothing to gain: model and trainer would share its cores.
@@ -165,33 +225,33 @@ class Harvest:
         there = self.bank.has(10 * wanted)
         if there < 2:
             raise UserError(
-                f"text holds {there} context of {self.config.text.length} tokens: two are needed at least, one of them "
+                f"text holds {there} context of {self.config.context} tokens: two are needed at least, one of them "
                 "to hold out; give more text or lower the context length"
             )
         return min(wanted, max(1, there // 10))
 
     def _hold_out(self, wanted: int) -> Block:
         """The first `wanted` tokens of the held-out contexts; their median norm sets the limit of each layer."""
-        tokens, factor = self.bank.take(0, self.held_contexts, skip=0), self.config.max_norm
+        tokens, factor = self.bank.take(0, self.held_contexts, skip=0), self.config.high_norm_factor
         held = self._read(tokens, "held-out tokens" if self._progress else None)
-        for layer, (_, norms) in held.items():
-            self.limits[layer] = torch.inf if factor is None else factor * float(norms.median())
-        return {layer: x[norms <= self.limits[layer]][:wanted].float().cpu() for layer, (x, norms) in held.items()}
+        for hook, (_, norms) in held.items():
+            self.limits[hook] = torch.inf if factor is None else factor * float(norms.median())
+        return {hook: x[norms <= self.limits[hook]][:wanted].float().cpu() for hook, (x, norms) in held.items()}
 
-    def block(self, number: int, layer: int) -> Block:
-        """Block `number`, for the stream of `layer`; on a GPU the next one is begun. Ctrl-C gives it up."""
+    def block(self, number: int, hook: HookPoint) -> Block:
+        """Block `number`, for the stream at `hook`; on a GPU the next one is begun. Ctrl-C gives it up."""
         if self._block[0] != number:
-            if layer in self._to_tell:
-                self._to_tell.remove(layer)
+            if hook in self._to_stop:
+                self._to_stop.remove(hook)
                 raise HarvestStopped(f"stopped while block {number} was harvested")
             self._block = (-1, {})  # its memory is wanted for the next but one
-            with listening() as self._asked:
+            with listening() as self._stop:
                 try:
                     self._block = (number, self._finished(number))
                 except HarvestStopped:
-                    self._to_tell = set(self.layers) - {layer}
+                    self._to_stop = set(self.hooks) - {hook}
                     raise
-            self._progress, self._to_tell = False, set()
+            self._progress, self._to_stop = False, set()
         return self._block[1]
 
     def _finished(self, number: int) -> Block:
@@ -203,7 +263,7 @@ class Harvest:
             block = ahead[1].result()
         else:
             block = self._worker.submit(self._harvest, number, tell).result()
-        if not self._asked.is_set():
+        if not self._stop.is_set():
             self._ahead = (number + 1, self._worker.submit(self._harvest, number + 1))
         # Its memory belongs to the harvest's own stream, which must not take it back while the trainer reads it.
         for x in block.values():
@@ -211,22 +271,24 @@ class Harvest:
         return block
 
     def _harvest(self, number: int, tell: str | None = None) -> Block:
-        """The shuffled activations of block `number`; `tell` names them where somebody waits for them."""
+        """The shuffled activations of block `number`; `tell` is their name in progress lines."""
         tokens = self.bank.take(number * self.block_contexts, self.block_contexts, skip=self.held_contexts)
         seeds = np.random.SeedSequence([self.seed % 2**63, number]).generate_state(1, np.uint64)
         with self._beside():
             block, found = {}, self._read(tokens, tell)
-            for layer in self.layers:
-                x, norms = found.pop(layer)
-                what = f"activations of layer {layer}, block {number}"
-                order = self._order((norms <= self.limits[layer]).nonzero().view(-1), int(seeds[0]) >> 1, what)
-                block[layer] = check_batch(x[order], self.model.width, what)
+            for hook in self.hooks:
+                x, norms = found.pop(hook)
+                what = f"activations of {hook.name}, block {number}"
+                order = self._order((norms <= self.limits[hook]).nonzero().view(-1), int(seeds[0]) >> 1, what)
+                block[hook] = check_batch(x[order], None, what)
             return block
 
     def _order(self, usable: Tensor, seed: int, what: str) -> Tensor:
         """Row numbers [n] -> as many as the block's batches take, shuffled."""
         if not len(usable):
-            raise UserError(f"max_norm = {self.config.max_norm}: leaves no token of the {what}; raise it")
+            raise UserError(
+                f"high_norm_factor = {self.config.high_norm_factor}: leaves no token of the {what}; raise it"
+            )
         order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(seed))
         wanted = self.block_batches * self.batch_size
         # So many left out that the rest is too few: begin again with the first of them.
@@ -242,85 +304,87 @@ class Harvest:
             yield
         self._stream.synchronize()
 
-    def _read(self, tokens: Tensor, tell: str | None = None) -> dict[int, tuple[Tensor, Tensor]]:
-        """contexts [n, L] -> for each layer the activations [n * (L - skip_first), d], in order, and their norms."""
-        skip = self.config.text.skip_first
+    def _read(self, tokens: Tensor, tell: str | None = None) -> dict[HookPoint, tuple[Tensor, Tensor]]:
+        """contexts [n, L] -> at each hook point the activations [n * (L - skip_first), d_in], in order, and their
+        norms."""
+        skip = self.config.skip_first
         rows, each = len(tokens) * (tokens.shape[1] - skip), tokens.shape[1] - skip
-        place: dict[str, Any] = {"device": self.model.device}
-        found = {
-            layer: (
-                torch.empty(rows, self.model.width, dtype=self.model.dtype, **place),
-                torch.empty(rows, dtype=torch.float32, **place),
-            )
-            for layer in self.layers
-        }
+        found: dict[HookPoint, tuple[Tensor, Tensor]] = {}
         update: Callable[[int], None] = telling(rows, tell) if tell else (lambda done: None)
         for number, part in enumerate(tokens.split(self.at_once)):
-            if self._asked.is_set():
+            if self._stop.is_set():
                 raise HarvestStopped("stopped between two passes through the model")
             first = number * self.at_once * each
-            for layer, stream in self.model.activations(part.long(), self.layers).items():
-                x, norms = found[layer]
-                new = stream[:, skip:].reshape(-1, self.model.width)
+            for hook, stream in self.model.activations(part.long(), self.hooks).items():
+                new = stream[:, skip:].reshape(-1, stream.shape[-1])
+                if hook not in found:
+                    found[hook] = new.new_empty(rows, new.shape[1]), new.new_empty(rows, dtype=torch.float32)
+                x, norms = found[hook]
                 x[first : first + len(new)] = new
                 norms[first : first + len(new)] = new.float().norm(dim=1)
             update(min(rows, first + len(part) * each))
         return found
 
 
-class HarvestStream:
-    """One layer of a harvest: `batch(index)` [B, d], and held-out tokens that no batch contains."""
+class HarvestStream(ActivationStream):
+    """One hook point of a harvest."""
 
-    def __init__(self, harvest: Harvest, layer: int, text: str | None = None, part: str | None = None):
-        self.harvest, self.layer, self.text, self.part = harvest, layer, text, part
-        self.width, self.batch_size = harvest.model.width, harvest.batch_size
-        self.heldout, self.limit = harvest.heldout[layer], harvest.limits[layer]
-        self.memory = bytes_needed(harvest.model, harvest.config) // len(harvest.layers)
-        """Its share of what the harvest takes on the model's device."""
+    def __init__(self, harvest: Harvest, hook: HookPoint, text: TextSource | TextList | None = None):
+        self.harvest, self.hook, self.text = harvest, hook, text
+        self.batch_size = harvest.batch_size
+        self.heldout, self.limit = harvest.heldout[hook], harvest.limits[hook]
+        self.d_in = self.heldout.shape[1]
+
+    def memory_estimate(self) -> int:
+        """Its share of the harvest's bytes on the model's device."""
+        return bytes_needed(self.harvest.model, self.harvest.config) // len(self.harvest.hooks)
 
     def batch(self, index: int) -> Tensor:
-        """Batch number `index` [B, d], in the model's dtype and on its device."""
+        """Batch number `index` [batch_size, d_in], in the model's dtype and on its device."""
         number, place = divmod(index, self.harvest.block_batches)
-        block = self.harvest.block(number, self.layer)[self.layer]
+        block = self.harvest.block(number, self.hook)[self.hook]
         return block[place * self.batch_size : (place + 1) * self.batch_size]
 
     def close(self) -> None:
-        """Let go of what is held for the next batches."""
         self.harvest.close()
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the batches: a run goes on only with the same."""
-        config = self.harvest.config
-        text = {"length": config.text.length, "bos": config.text.bos, "skip_first": config.text.skip_first}
+        config, factor = self.harvest.config, self.harvest.config.high_norm_factor
         return {
             "model_name": self.harvest.model.name,
-            "layer": self.layer,
-            "text": self.text,
-            "part": self.part,
-            **text,
-            "end_of_text": config.text.end_of_text,
-            "high_norm_factor": config.max_norm,
+            **self._where(),
+            "text": self.text and self.text.name,
+            "part": self.text and self.text.part,
+            "context": config.context,
+            "bos": config.bos,
+            "skip_first": config.skip_first,
+            "end_of_text": config.end_of_text,
+            "high_norm_factor": None if factor == torch.inf else factor,
             "buffer_tokens": config.buffer_tokens,
             "seed": self.harvest.seed,
         }
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Where the activations come from, to be saved with each SAE; names as SAELens has them, and our own."""
-        model, text = self.harvest.model, self.harvest.config.text
+        """Names as SAELens has them, and our own."""
+        model, config = self.harvest.model, self.harvest.config
         return {
             "model_name": model.name,
-            "hook_name": model.saelens_hook_name(self.layer),
-            "hook_module": model.hook_name(self.layer),
-            "layer": self.layer,
-            "context_size": text.length,
-            "prepend_bos": text.bos,
-            "skip_first": text.skip_first,
-            "text": self.text,
+            "hook_name": model.saelens_hook_name(self.hook),
+            "hook_module": self.hook.module,
+            **self._where(),
+            "context_size": config.context,
+            "prepend_bos": config.bos,
+            "skip_first": config.skip_first,
+            "text": self.text and self.text.name,
             "heldout_contexts": self.harvest.held_contexts,
             "high_norm_limit": self.limit if self.limit < torch.inf else None,
         }
+
+    def _where(self) -> dict[str, Any]:
+        """The layer for the residual stream after a block, else the hook point's name."""
+        return {"hook_point": self.hook.name} if self.hook.layer is None else {"layer": self.hook.layer}
 
 
 def tokens_to_steps(tokens: int, batch_size: int) -> int:

@@ -9,7 +9,7 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -101,14 +101,18 @@ def map_rows(path: Path, tokens: int, width: int) -> np.ndarray:
     return np.frombuffer(pages, np.int16, offset=len(first)).reshape(tokens, width)
 
 
-def verify(path: Path, crc32: int) -> None:
-    """Refuse a shard whose bytes are not those that were written."""
+def verify(path: Path, crc32: int, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Refuse a shard whose bytes are not those that were written; given up when `stopped`."""
     found = 0
     try:
         with path.open("rb", buffering=0) as file:
             while chunk := file.read(CHUNK):
                 found = zlib.crc32(chunk, found)
+                if stopped():
+                    return
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if found != crc32:
-        raise UserError(f"{path}: its bytes have changed since it was written; delete it and {AGAIN}")
+        raise UserError(
+            f"{path}: its bytes have changed since it was written, or it is another shard; delete it and {AGAIN}"
+        )

@@ -1,43 +1,217 @@
-"""Activations on disk: a .npy, .safetensors or .pt file, or the folder of a cache."""
+"""Activations as users have them -> ActivationSource: tensors, arrays, files, caches, data sets, iterables, streams."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from sampled_sae.data.cache import INDEX, open_cache
-from sampled_sae.data.stream import ArrayStream, Endless, EndlessStream, IterableStream, Stored, Stream, check_batch
+from sampled_sae.data.stream import (
+    ActivationSource,
+    ActivationStream,
+    ArrayStream,
+    Endless,
+    EndlessStream,
+    IterableStream,
+    Rows,
+    as_tensor,
+    check_batch,
+)
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.third_party import reason
+
+NAME = "activations"
+"""Name of the only stream of a source without hook points."""
+KINDS = "a tensor, an array, a path, a data set, an activation stream or an iterable of batches [N, d_in]"
 
 
-def load_activations(path: Path, key: str | None = None) -> Any:
-    """A tensor or memory map [N, d] or [N, L, d]; `key` names the tensor in a file that holds several."""
-    readers: dict[str, Callable[[Path], Any]] = {
-        ".npy": _read_npy,
-        ".safetensors": load_file,
-        ".pt": _read_pt,
-        ".pth": _read_pt,
-    }
+def open_source(activations: Any, *, key: str | None = None, heldout: Any = None) -> ActivationSource:
+    """Anything with activations -> a source that `train` opens. A source is returned as it is.
+
+    `activations`: a tensor, array or memory map [N, d_in] or [N, L, d_in], a path (.npy, .safetensors, .pt, or the
+    folder of a cache), a `datasets` column, a DataLoader or another iterable of batches, an `ActivationStream`, an
+    `Endless` source, or several of these by name (a dictionary). `key` names the tensor in a file, or the column of a
+    data set, that has several. `heldout` [n, d_in] replaces the tokens that are otherwise set aside.
+    """
+    given = None if heldout is None else check_batch(heldout, None, "heldout")
+    if isinstance(activations, ActivationSource):
+        if given is not None:
+            raise UserError(f"heldout: is not used with {type(activations).__name__}, which sets tokens aside itself")
+        return activations
+    if isinstance(activations, Mapping):
+        if not activations:
+            raise UserError("activations = {}: must hold at least one layer")
+        parts = {f"layer-{name}" if isinstance(name, int) else str(name): each for name, each in activations.items()}
+        return Source({name: _readable(each, key) for name, each in parts.items()}, given)
+    return Source({NAME: _readable(activations, key)}, given)
+
+
+@dataclass(frozen=True)
+class Source(ActivationSource):
+    """Activations that need no language model, by name."""
+
+    parts: Mapping[str, Any]
+    """Rows, streams, Endless sources or iterables."""
+    heldout: Tensor | None = None
+
+    def open(
+        self, batch_size: int, heldout_tokens: int, seed: int, steps: int | None = None
+    ) -> dict[str, ActivationStream]:
+        wanted = heldout_tokens if self.heldout is None else 0
+        opened = {name: _open(part, batch_size, wanted, seed) for name, part in self.parts.items()}
+        for stream in opened.values():
+            if self.heldout is not None:
+                if self.heldout.shape[1] != stream.d_in:
+                    raise UserError(
+                        f"heldout has width {self.heldout.shape[1]}: the activations have width {stream.d_in}"
+                    )
+                stream.heldout = self.heldout
+        return opened
+
+
+def _open(part: Any, batch_size: int, heldout_tokens: int, seed: int) -> ActivationStream:
+    if isinstance(part, Rows):
+        return ArrayStream(part, batch_size, heldout_tokens, seed)
+    if isinstance(part, ActivationStream):
+        if part.batch_size != batch_size:
+            raise UserError(f"batch_size = {batch_size}: the stream of activations gives batches of {part.batch_size}")
+        return part
+    if isinstance(part, Endless):
+        return EndlessStream(part, batch_size, heldout_tokens)
+    return IterableStream(part, batch_size, heldout_tokens)
+
+
+def _readable(activations: Any, key: str | None) -> Any:
+    """What `_open` takes."""
+    if isinstance(activations, str | Path):
+        return load_activations(Path(activations), key)
+    if isinstance(activations, Tensor):
+        return TensorRows(activations)
+    if isinstance(activations, np.ndarray):
+        return ArrayRows(activations)
+    if type(activations).__module__.split(".")[0] == "datasets":
+        return _dataset(activations, key)
+    if isinstance(activations, Rows | Endless | ActivationStream):
+        return activations
+    if callable(getattr(type(activations), "batch", None)):
+        raise UserError(
+            f"activations = {type(activations).__name__}: not a whole stream; inherit from "
+            "sampled_sae.data.stream.ActivationStream and set d_in, batch_size and heldout"
+        )
+    if not isinstance(activations, Iterable):
+        raise UserError(f"activations = {type(activations).__name__}: must be {KINDS}")
+    return activations
+
+
+class TensorRows(Rows):
+    """A tensor [N, d_in] or [N, L, d_in] in memory, checked as a whole before any work."""
+
+    def __init__(self, activations: Tensor):
+        _check_shape(activations.shape)
+        self.tensor = check_batch(activations, None, "activations")
+        self.shape = (len(self.tensor), self.tensor.shape[1])
+
+    def take(self, rows: Tensor) -> Tensor:
+        return self.tensor[rows.to(self.tensor.device)]
+
+
+class ArrayRows(Rows):
+    """An array or memory map [N, d_in] or [N, L, d_in], checked as it is read."""
+
+    def __init__(self, activations: np.ndarray, modified: float | None = None):
+        _check_shape(activations.shape)
+        as_tensor(activations[:0], "activations")  # its dtype
+        self.array, self.modified = activations.reshape(-1, activations.shape[-1]), modified
+        self.shape = (self.array.shape[0], self.array.shape[1])
+
+    def take(self, rows: Tensor) -> Tensor:
+        # A memory map is read from front to back, then put into the order wanted.
+        ascending, order = rows.sort()
+        return as_tensor(self.array[ascending.numpy()], "activations")[order.argsort()]
+
+
+class ColumnRows(Rows):
+    """A column of a `datasets.Dataset` with a vector in each row."""
+
+    def __init__(self, dataset: Any, key: str):
+        self.dataset, self.key = dataset.with_format("numpy", columns=[key]), key
+        self.shape = (len(dataset), self.take(torch.zeros(1, dtype=torch.long)).shape[1])
+
+    def take(self, rows: Tensor) -> Tensor:
+        return as_column(self.dataset[rows.tolist()][self.key], self.key)
+
+
+class ColumnBatches:
+    """The same of a `datasets.IterableDataset`, in batches."""
+
+    def __init__(self, dataset: Any, key: str):
+        self.dataset, self.key = dataset, key
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (as_column(batch[self.key], self.key) for batch in self.dataset.iter(1024))
+
+
+def as_column(values: Any, key: str) -> Tensor:
+    """Rows of a column [n, d_in], as a list or an array, -> a tensor."""
+    try:
+        array = np.asarray(values, dtype=None if isinstance(values, np.ndarray) else np.float32)
+    except (TypeError, ValueError):
+        array = np.empty(0)
+    if array.ndim != 2 or array.dtype == object:
+        raise UserError(f"key = {key!r}: each row of the column must be a vector of the same width")
+    return as_tensor(array, f"column {key!r}")
+
+
+def _dataset(dataset: Any, key: str | None) -> Any:
+    names = dataset.column_names
+    if not isinstance(names, list):
+        raise UserError("activations: a data set with several splits, or unknown columns; give one split")
+    if key is None and len(names) == 1:
+        [key] = names
+    if key is None or key not in names:
+        raise UserError(f"key = {key!r}: the data set has the columns {', '.join(names)}; name one of them")
+    return ColumnRows(dataset, key) if hasattr(dataset, "__len__") else ColumnBatches(dataset, key)
+
+
+def _check_shape(shape: tuple[int, ...]) -> None:
+    if len(shape) < 2 or shape[-1] < 1:
+        raise UserError(f"activations have shape {tuple(shape)}: must be [N, d_in] or [N, L, d_in]")
+
+
+# ---- files --------------------------------------------------------------------------------------------
+
+
+def load_activations(path: Path, key: str | None = None) -> Rows:
+    """The activations in a file, or in the folder of a cache; `key` names the tensor in a file that holds several."""
     if (path / INDEX).exists():
         return open_cache(path)
-    if path.suffix not in readers:
+    if path.suffix not in READERS:
         raise UserError(
-            f"activations = {str(path)!r}: must be a cache's folder or a file ending in {', '.join(readers)}"
+            f"activations = {str(path)!r}: must be a cache's folder or a file ending in {', '.join(READERS)}"
         )
     try:
-        content = readers[path.suffix](path)
-    except (OSError, ValueError, RuntimeError, SafetensorError, pickle.UnpicklingError, EOFError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"activations = {str(path)!r}: cannot be read ({reason})") from None
-    return _choose(content, path, key) if isinstance(content, dict) else content
+        content, modified = READERS[path.suffix](path), path.stat().st_mtime
+    # The readers are other libraries': a damaged file can fail anywhere in them.
+    except Exception as error:
+        what = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({reason(error)})"
+        raise UserError(f"activations = {str(path)!r}: {what}") from None
+    if isinstance(content, np.lib.npyio.NpzFile):
+        raise UserError(f"activations = {str(path)!r}: an .npz archive; save the array alone with numpy.save")
+    found = _choose(content, path, key) if isinstance(content, dict) else content
+    if isinstance(found, np.ndarray):
+        return ArrayRows(found, modified)
+    if not isinstance(found, Tensor):
+        raise UserError(f"activations = {str(path)!r}: holds a {type(found).__name__}; must be a tensor [N, d_in]")
+    rows = TensorRows(found)
+    rows.modified = modified
+    return rows
 
 
 def _read_npy(path: Path) -> Any:
@@ -48,41 +222,18 @@ def _read_pt(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _choose(tensors: dict[str, Any], path: Path, key: str | None) -> Any:
+READERS: dict[str, Callable[[Path], Any]] = {
+    ".npy": _read_npy,
+    ".safetensors": load_file,
+    ".pt": _read_pt,
+    ".pth": _read_pt,
+}
+
+
+def _choose(tensors: dict[Any, Any], path: Path, key: str | None) -> Any:
     if key is None and len(tensors) == 1:
         return next(iter(tensors.values()))
     if key not in tensors:
-        raise UserError(f"key = {key!r}: {path} holds {', '.join(tensors) or 'nothing'}; name one of them")
+        names = ", ".join(map(str, tensors)) or "nothing"
+        raise UserError(f"key = {key!r}: {path} holds {names}; name one of them")
     return tensors[key]
-
-
-def open_stream(
-    activations: Any, batch_size: int, heldout_tokens: int, seed: int, heldout: Any | None = None
-) -> Stream:
-    """Wrap a tensor, an array or memory map, an endless source or an iterable of batches; a stream stays one.
-
-    `heldout` gives held-out tokens of one's own; otherwise they are taken from the activations.
-    """
-    own = None if heldout is None else check_batch(heldout, None, "heldout")
-    wanted = 0 if own is not None else heldout_tokens
-    stream: Stream
-    if isinstance(activations, (Tensor, np.ndarray, Stored)):
-        stream = ArrayStream(activations, batch_size, wanted, seed)
-    elif isinstance(activations, Stream):
-        stream = activations
-        size = getattr(stream, "batch_size", batch_size)
-        if size != batch_size:
-            raise UserError(f"batch_size = {batch_size}: the stream of activations gives batches of {size}")
-    elif isinstance(activations, Endless):
-        stream = EndlessStream(activations, batch_size, wanted)
-    elif isinstance(activations, Iterable):
-        stream = IterableStream(activations, batch_size, wanted)
-    else:
-        raise UserError(
-            f"activations = {type(activations).__name__}: must be a tensor, an array or an iterable of [B, d] batches"
-        )
-    if own is not None:
-        if own.shape[1] != stream.width:
-            raise UserError(f"heldout has width {own.shape[1]}: the activations have width {stream.width}")
-        stream.heldout = own
-    return stream

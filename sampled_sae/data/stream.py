@@ -1,13 +1,14 @@
-"""Activations of any origin -> batches [B, d], the same ones for the same seed, from any step on.
+"""Activations of any origin -> batches [batch_size, d_in], the same ones for the same seed, from any step on.
 
 Held-out tokens are set aside first and never trained on.
 """
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,35 +19,91 @@ from sampled_sae.utils.errors import UserError
 
 END = object()
 """What an exhausted iterator gives; an item that is None is an error, not the end."""
+LARGEST = 1e17
+"""Largest magnitude of an activation: a squared norm over any common width still fits into float32."""
+DIGEST_BYTES = 2**27
+"""Arrays up to this size are identified by all of their bytes, larger ones by as many bytes of evenly spaced rows.
+Hashing them takes about 0.2 s."""
 
 
 @runtime_checkable
-class Stream(Protocol):
-    """What the trainer reads."""
+class ActivationStream(Protocol):
+    """Batches by number. Inherit from it: what has a default here is optional."""
 
-    width: int
+    d_in: int
+    batch_size: int
     heldout: Tensor
-    """[n, d] tokens that no batch contains."""
-
-    def batch(self, index: int) -> Tensor:
-        """Batch number `index` [B, d]; asked for in rising order, not always from 0."""
-        ...
-
-
-@runtime_checkable
-class Stored(Protocol):
-    """Activations that are read by number, such as a cache on disk."""
-
-    tokens: int
+    """[n, d_in] tokens that no batch contains."""
 
     @property
-    def shape(self) -> tuple[int, int]: ...
+    def identity(self) -> Mapping[str, Any]:
+        """What decides the batches, as plain JSON; a run is resumed only with the same."""
+        return {}
 
-    def __len__(self) -> int: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What is saved with each SAE about the origin of its activations, as plain JSON."""
+        return {}
 
+    @abstractmethod
+    def batch(self, index: int) -> Tensor:
+        """Batch number `index` [batch_size, d_in], a function of the index alone; read in rising order, not always
+        from 0. On several ranks this is a collective call."""
+
+    def memory_estimate(self) -> int:
+        """Peak bytes on the training device, beside the batch itself."""
+        return 0
+
+    def close(self) -> None:
+        """Release buffers and threads."""
+        return
+
+
+@runtime_checkable
+class ActivationSource(Protocol):
+    """Activations before batch size, seed and length of the training are known: returned by `activations`, opened by
+    `train`, once for each pass over the SAEs."""
+
+    @property
+    def cache_batch(self) -> int:
+        """Tokens per batch when the activations are written to a cache."""
+        return 4096
+
+    @abstractmethod
+    def open(
+        self, batch_size: int, heldout_tokens: int, seed: int, steps: int | None = None
+    ) -> Mapping[str, ActivationStream]:
+        """One stream for each hook point; where there are several, the name is also the name of the run's folder."""
+
+
+class Rows(ABC):
+    """Activations [tokens, d_in] that are read by row number: an array, a file, a cache on disk."""
+
+    shape: tuple[int, int]
+    modified: float | None = None
+    """Time of the last change of a file."""
+
+    @abstractmethod
     def take(self, rows: Tensor) -> Tensor:
-        """Rows [n] long -> [n, d]."""
-        ...
+        """Row numbers [n] long, in any order -> [n, d_in] in that order."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """See `ActivationStream`."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 (optional)
+        """Release threads."""
+
+    def identity(self) -> dict[str, Any]:
+        """Shape and a digest over the whole range; where that is a sample, also the time of the last change."""
+        tokens, d_in = self.shape
+        every = max(1, -(-tokens * d_in * self.take(torch.zeros(1, dtype=torch.long)).itemsize // DIGEST_BYTES))
+        crc32 = 0
+        for rows in torch.arange(0, tokens, every).split(4096):
+            crc32 = zlib.crc32(self.take(rows).contiguous().cpu().view(torch.uint8).numpy().data, crc32)
+        found = {"tokens": tokens, "d_in": d_in, "digest": f"{crc32:08x}"}
+        return found if every == 1 or self.modified is None else found | {"modified": self.modified}
 
 
 class Endless(ABC):
@@ -54,61 +111,87 @@ class Endless(ABC):
 
     @abstractmethod
     def batch(self, index: int, size: int, split: Literal["train", "heldout"] = "train") -> Tensor:
-        """[size, d], a pure function of its arguments; the two splits share no sample."""
+        """[size, d_in], a pure function of its arguments; the two splits share no sample."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """See `ActivationStream`."""
+        return {}
 
 
-def check_batch(batch: Any, width: int | None, where: str) -> Tensor:
-    """A batch [..., d] -> [n, d], or a clear line about what is wrong with it."""
-    tensor = batch
-    if isinstance(batch, np.ndarray) and batch.dtype.kind in "fiub":
-        native = batch.astype(np.float64 if batch.dtype.itemsize > 8 else batch.dtype.newbyteorder("="))
-        tensor = torch.from_numpy(np.ascontiguousarray(native))
-    if not isinstance(tensor, Tensor):
-        raise UserError(f"{where} is a {type(batch).__name__}: must be a tensor or an array [B, d] or [B, L, d]")
-    if tensor.ndim < 2 or not tensor.is_floating_point():
-        raise UserError(
-            f"{where} is {tensor.dtype} of shape {tuple(tensor.shape)}: must be floating point, [B, d] or [B, L, d]"
-        )
-    if width is not None and tensor.shape[-1] != width:
-        raise UserError(f"{where} has width {tensor.shape[-1]}: the activations before it have width {width}")
+def check_batch(batch: Any, d_in: int | None, where: str, rows: Tensor | None = None) -> Tensor:
+    """A batch [..., d_in] -> [n, d_in], without gradients, or one line about what is wrong with it.
+
+    `rows` [n] are the numbers of its rows in the activations as a whole, for that line.
+    """
+    tensor = as_tensor(batch, where)
+    if tensor.ndim < 2:
+        raise UserError(f"{where} of shape {tuple(tensor.shape)}: must be [N, d_in] or [N, L, d_in]")
+    if d_in is not None and tensor.shape[-1] != d_in:
+        raise UserError(f"{where} has width {tensor.shape[-1]}: the activations before it have width {d_in}")
     tensor = tensor.reshape(-1, tensor.shape[-1])
-    # Smallest and largest tell of NaN and infinity too, in a tenth of the time of looking at each.
-    if tensor.numel() and not torch.stack(torch.aminmax(tensor)).isfinite().all():
-        row = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
-        raise UserError(f"{where}: NaN or infinity (first in row {row}): activations must be finite")
-    if tensor.dtype == torch.float64 and not torch.isfinite(tensor.float()).all():
-        raise UserError(f"{where}: values beyond the range of float32, in which SAEs are trained; scale them down")
+    # Smallest and largest show NaN and infinity too, in a tenth of the time of a look at each value.
+    if tensor.numel() and not bool((torch.stack(torch.aminmax(tensor)).double().abs() <= LARGEST).all()):
+        _refuse_values(tensor, where, rows)
     return tensor
 
 
-class ArrayStream:
-    """All activations at hand, [N, d] or [N, L, d]: shuffled anew for each pass."""
+def as_tensor(batch: Any, where: str) -> Tensor:
+    """A tensor or array -> a dense tensor of float16, bfloat16, float32 or float64 without gradients."""
+    tensor = batch
+    if isinstance(batch, np.ndarray) and batch.dtype.kind in "fiub":
+        native = batch.astype(np.float64 if batch.dtype.itemsize > 8 else batch.dtype.newbyteorder("="))
+        tensor = torch.from_numpy(np.ascontiguousarray(native).reshape(batch.shape))
+    if not isinstance(tensor, Tensor):
+        kind = f"an array of {batch.dtype}" if isinstance(batch, np.ndarray) else f"a {type(batch).__name__}"
+        raise UserError(f"{where} is {kind}: must be a tensor or an array [N, d_in] or [N, L, d_in]")
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+        kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+        raise UserError(f"{where} is a {kind} tensor: must be dense, such as .to_dense() returns")
+    if not tensor.is_floating_point() or tensor.itemsize < 2:
+        dtypes = "floating point: float16, bfloat16, float32 or float64"
+        raise UserError(f"{where} is {tensor.dtype} of shape {tuple(tensor.shape)}: must be {dtypes}")
+    return tensor.detach()
 
-    def __init__(self, activations: Tensor | np.ndarray | Stored, batch_size: int, heldout_tokens: int, seed: int):
-        if len(activations.shape) < 2 or activations.shape[-1] < 1:
-            raise UserError(f"activations have shape {tuple(activations.shape)}: must be [N, d] or [N, L, d]")
-        self.width = int(activations.shape[-1])
-        # What is in memory is looked at before any work; a memory map is looked at as it is read.
-        self.rows: Tensor | np.ndarray | Stored
-        if isinstance(activations, Tensor):
-            self.rows = check_batch(activations, None, "activations")
-        elif isinstance(activations, Stored):
-            self.rows = activations
-            self.metadata = getattr(activations, "description", {})
-        else:
-            self.rows = activations.reshape(-1, self.width)
-        self.batch_size, self.seed = batch_size, seed
-        kept_out = min(heldout_tokens, len(self.rows) // 10)
-        order = self._permutation(len(self.rows), epoch=-1)
+
+def _refuse_values(tensor: Tensor, where: str, rows: Tensor | None) -> None:
+    bad = ~(tensor.double().abs() <= LARGEST)
+    row = int(bad.any(dim=1).nonzero()[0])
+    value = float(tensor[row][bad[row]][0])
+    number = row if rows is None else int(rows[row])
+    if not np.isfinite(value):
+        raise UserError(f"{where}: NaN or infinity (first in row {number}): activations must be finite")
+    raise UserError(
+        f"{where}: {value:.3g} in row {number}: its square is beyond the range of float32, in which SAEs are trained; "
+        "scale the activations down"
+    )
+
+
+class ArrayStream(ActivationStream):
+    """All activations at hand: shuffled anew for each pass."""
+
+    def __init__(self, activations: Rows, batch_size: int, heldout_tokens: int, seed: int):
+        self.rows, self.batch_size, self.seed = activations, batch_size, seed
+        tokens, self.d_in = activations.shape
+        kept_out = min(heldout_tokens, tokens // 10)
+        order = self._permutation(tokens, epoch=-1)
         self.training = order[kept_out:]
         self.batches = len(self.training) // batch_size
         if self.batches == 0:
             raise UserError(
-                f"activations hold {len(self.rows)} tokens, {kept_out} of them held out: too few for one batch of "
+                f"activations hold {tokens} tokens, {kept_out} of them held out: too few for one batch of "
                 f"batch_size = {batch_size}"
             )
         self.heldout = self._take(order[:kept_out], "the held-out part of activations")
         self._epoch, self._order = -1, self.training
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return self.rows.identity()
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.rows.metadata
 
     def batch(self, index: int) -> Tensor:
         epoch, position = divmod(index, self.batches)
@@ -117,38 +200,38 @@ class ArrayStream:
         rows = self._order[position * self.batch_size : (position + 1) * self.batch_size]
         return self._take(rows, f"activations: batch {index}")
 
+    def close(self) -> None:
+        self.rows.close()
+
     def _permutation(self, n: int, epoch: int) -> Tensor:
         seeds = np.random.SeedSequence([self.seed % 2**63, epoch + 1]).generate_state(1, np.uint64)
         return torch.randperm(n, generator=torch.Generator().manual_seed(int(seeds[0]) >> 1))
 
     def _take(self, rows: Tensor, where: str) -> Tensor:
-        if isinstance(self.rows, Tensor):
-            return check_batch(self.rows[rows.to(self.rows.device)], self.width, where)
-        if isinstance(self.rows, Stored):
-            return check_batch(self.rows.take(rows), self.width, where)
-        # A memory map is read from front to back, then put into the shuffled order.
-        ascending, inverse = rows.sort()
-        return check_batch(self.rows[ascending.numpy()], self.width, where)[inverse.argsort()]
+        return check_batch(self.rows.take(rows), self.d_in, where, rows)
 
 
-class EndlessStream:
+class EndlessStream(ActivationStream):
     """Fresh samples without end; batch number `index` is made on demand."""
 
     def __init__(self, source: Endless, batch_size: int, heldout_tokens: int):
         self.source, self.batch_size = source, batch_size
-        first = check_batch(source.batch(0, max(1, heldout_tokens), split="heldout"), None, "the held-out batch")
-        self.width = first.shape[1]
-        self.heldout = first
+        self.heldout = check_batch(source.batch(0, max(1, heldout_tokens), split="heldout"), None, "the held-out batch")
+        self.d_in = self.heldout.shape[1]
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return self.source.identity
 
     def batch(self, index: int) -> Tensor:
-        return check_batch(self.source.batch(index, self.batch_size), self.width, f"activations: batch {index}")
+        return check_batch(self.source.batch(index, self.batch_size), self.d_in, f"activations: batch {index}")
 
 
-class IterableStream:
-    """An iterable of [B, d] or [B, L, d] batches of any size, cut anew into batches of `batch_size`.
+class IterableStream(ActivationStream):
+    """An iterable of [N, d_in] or [N, L, d_in] batches of any size, cut anew into batches of `batch_size`.
 
     One that can be iterated again (a list, a data set) is read as often as needed; a generator once. Each
-    pass must begin with the same tokens, for those are held out. To go on after an interruption, the tokens
+    pass must begin with the same tokens, for those are held out. To continue after an interruption, the tokens
     that were used are read and dropped, so the stream must repeat itself.
     """
 
@@ -158,10 +241,10 @@ class IterableStream:
         self.again = self.iterator is not iter(batches)
         self.spare: deque[Tensor] = deque()
         self.read = self.position = 0
-        first = self._next()
+        first = self._next(None)
         if first is None:
-            raise UserError("activations: the stream is empty; it must give batches [B, d] or [B, L, d]")
-        self.width = first.shape[1]
+            raise UserError("activations: the stream is empty; it must give batches [N, d_in] or [N, L, d_in]")
+        self.d_in = first.shape[1]
         self.spare.append(first)
         held = self._take(heldout_tokens) if heldout_tokens else first[:0]
         if held is None:
@@ -189,24 +272,25 @@ class IterableStream:
             batch = self._take(self.batch_size)
         if batch is None:
             raise UserError(
-                f"activations: the stream ended after {self.position} batches of {self.batch_size} tokens; "
-                f"batch {index} was wanted: give more activations or fewer steps"
+                f"activations: the stream ended after {self.position} batches of {self.batch_size} tokens, before "
+                f"batch {index}: give more activations or fewer steps"
             )
         self.position += 1
         return batch
 
-    def _next(self) -> Tensor | None:
+    def _next(self, d_in: int | None) -> Tensor | None:
         raw = next(self.iterator, END)
         if raw is END:
             return None
         self.read += 1
-        width = getattr(self, "width", None)
-        return check_batch(raw, width, f"activations: item {self.read - 1} of the stream")
+        if isinstance(raw, list | tuple) and len(raw) == 1:  # as a DataLoader gives the items of a TensorDataset
+            raw = raw[0]
+        return check_batch(raw, d_in, f"activations: item {self.read - 1} of the stream")
 
     def _take(self, tokens: int) -> Tensor | None:
-        """The next `tokens` tokens [tokens, d], or none if the stream ends before."""
+        """The next `tokens` tokens [tokens, d_in], or none if the stream ends before."""
         while sum(map(len, self.spare)) < tokens:
-            batch = self._next()
+            batch = self._next(self.d_in)
             if batch is None:
                 return None
             self.spare.append(batch)
@@ -217,4 +301,4 @@ class IterableStream:
             if len(first) > tokens:
                 self.spare.appendleft(first[tokens:])  # a view: only what is used is copied
             tokens -= len(parts[-1])
-        return torch.cat(parts) if parts else torch.empty(0, self.width)
+        return torch.cat(parts) if parts else torch.empty(0, self.d_in)

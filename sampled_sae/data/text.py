@@ -6,20 +6,21 @@ A source is a file, a folder, `stdlib` (the standard library of this Python) or 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import re
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sampled_sae.config import Config
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.third_party import package, reason, stream
 
-STDLIB = "stdlib"
-"""The source that is always there: the .py files of the standard library."""
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 CHUNK = 2**16
@@ -28,41 +29,79 @@ LONGEST_WINDOW = 2**31
 """Large corpora are often packed with `zstd --long=31`, which must be allowed for."""
 
 
-class TextSource(NamedTuple):
-    """A text and the part of it that is read."""
+@dataclass(frozen=True, slots=True)
+class TextSource(Config):
+    """A text by name, and where the documents are in it."""
 
     name: str
-    """Hub dataset, a .txt, .jsonl(.gz, .zst) or .parquet file, a folder of them, or stdlib: Python's own files."""
+    """A .txt file (one document), .jsonl, .jsonl.gz, .jsonl.zst or .parquet (one document per row), a folder of such
+    files (by name, with its subfolders, but without links to folders and hidden ones), `stdlib`: the .py files of
+    Python's standard library, or a dataset on the Hugging Face hub, which is streamed."""
     field: str = "text"
-    """Field that holds a document's text in JSON, parquet and hub datasets."""
+    """Where the text is in a row."""
     split: str = "train"
     """Split of a hub dataset."""
     subset: str | None = None
     """Configuration of a hub dataset."""
 
+    @property
+    def part(self) -> str:
+        """Which part of the source the documents are, for the record."""
+        return ", ".join(filter(None, (self.subset, self.split, self.field)))
+
     def documents(self) -> Iterator[str]:
-        """The documents in order."""
-        return documents(*self)
+        """The documents, one str each, in the same order every time; those without any text are left out.
+
+        What can be checked without reading is checked at once, the rest as it is read.
+        """
+        texts: Iterator[str]
+        if self.name in NAMED:
+            texts = NAMED[self.name]()
+        elif (path := _on_disk(self.name)) is not None:
+            texts = _local(path, self.name, self.field)
+        elif _means_a_file(self.name):
+            raise UserError(f"text = {self.name!r}: no such file or folder")
+        else:
+            texts = _hub_texts(_open_hub(self.name, self.split, self.subset), self.name, self.field)
+        return _with_text(texts, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class TextList:
+    """Documents in memory."""
+
+    texts: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{len(self.texts)} documents in memory"
+
+    @property
+    def part(self) -> str:
+        """A digest of the documents."""
+        return hashlib.blake2b("\0".join(self.texts).encode(errors="replace"), digest_size=8).hexdigest()
+
+    def documents(self) -> Iterator[str]:
+        """The documents that hold any text, in order."""
+        return _with_text(self.texts, self.name)
+
+
+def as_text(text: str | Path | TextSource | TextList | Iterable[str]) -> TextSource | TextList:
+    """A text as users give it: by name, or as a list of documents."""
+    if isinstance(text, TextSource | TextList):
+        return text
+    if isinstance(text, str | Path):
+        return TextSource(str(text))
+    if isinstance(text, Iterable):
+        given = tuple(text)
+        if all(isinstance(each, str) for each in given):
+            return TextList(given)
+    raise UserError(f"text = {type(text).__name__}: must be the name of a text, a TextSource or a list of documents")
 
 
 def documents(source: str, field: str = "text", split: str = "train", subset: str | None = None) -> Iterator[str]:
-    """The documents of a source, one str each; those without any text are left out.
-
-    `source`: a .txt file (one document), .jsonl, .jsonl.gz, .jsonl.zst or .parquet (one document a row), a folder of
-    such files (by name, with its subfolders, but without links to folders and hidden ones), `stdlib`, or the name of
-    a dataset on the Hugging Face hub, which is streamed. `field` names the text in a row; `split` and `subset` are
-    the hub's. What can be checked without reading is checked at once, the rest as it is read.
-    """
-    texts: Iterator[str]
-    if source == STDLIB:
-        texts = _standard_library()
-    elif (path := _on_disk(source)) is not None:
-        texts = _local(path, source, field)
-    elif _means_a_file(source):
-        raise UserError(f"text = {source!r}: no such file or folder")
-    else:
-        texts = _hub_texts(_open_hub(source, split, subset), source, field)
-    return _with_text(texts, source)
+    """The documents of a `TextSource`."""
+    return TextSource(source, field, split, subset).documents()
 
 
 def _with_text(texts: Iterable[str], source: str) -> Iterator[str]:
@@ -99,9 +138,9 @@ def _local(path: Path, source: str, field: str) -> Iterator[str]:
         if not path.name.lower().endswith(tuple(READERS)):
             raise UserError(f"text = {source!r}: must end in {endings}, or be a folder of such files")
     # A package that is missing should be known now, not when its first file comes up.
-    for name in {PACKAGES[ending] for ending in map(_ending, files) if ending in PACKAGES}:
-        package(name, f"text = {source!r}")
-    return (text for file in files for text in READERS[_ending(file)](file, field))
+    for name in {READERS[_ending(file)].package for file in files} - {None}:
+        package(str(name), f"text = {source!r}")
+    return (text for file in files for text in READERS[_ending(file)].read(file, field))
 
 
 def _ending(path: Path) -> str:
@@ -213,16 +252,6 @@ def _read_parquet(path: Path, field: str) -> Iterator[str]:
                 yield _text_of({field: text}, field, f"{path}: row {number}")
 
 
-READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
-    ".txt": _read_txt,
-    ".jsonl": _read_jsonl,
-    ".jsonl.gz": _read_gzip,
-    ".jsonl.zst": _read_zstd,
-    ".parquet": _read_parquet,
-}
-PACKAGES = {".jsonl.zst": "zstandard", ".parquet": "pyarrow"}
-
-
 def _text_of(row: Any, field: str, where: str) -> str:
     """The text of a row; null is a document without text."""
     if not isinstance(row, dict):
@@ -243,7 +272,7 @@ def _standard_library() -> Iterator[str]:
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = list(_files(folder, (".py",), NOT_LIBRARY)) if folder.is_dir() else []
     if not files:
-        raise UserError(f"text = {STDLIB!r}: this Python comes without the files of its library; give a file or folder")
+        raise UserError("text = 'stdlib': this Python comes without the files of its library; give a file or folder")
     return _decodable(files)
 
 
@@ -265,7 +294,7 @@ def _open_hub(name: str, split: str, subset: str | None) -> Iterator[Any]:
         raise UserError(f"{here} no such dataset on the Hugging Face hub ({reason(error)})") from error
     except ConnectionError as error:
         raise UserError(
-            f"{here} the Hugging Face hub cannot be reached ({reason(error)}); give a file, a folder or {STDLIB!r}"
+            f"{here} the Hugging Face hub cannot be reached ({reason(error)}); give a file, a folder or 'stdlib'"
         ) from error
     except Exception as error:
         raise UserError(f"text = {name!r}, split = {split!r}, subset = {subset!r}: {reason(error)}") from error
@@ -274,3 +303,24 @@ def _open_hub(name: str, split: str, subset: str | None) -> Iterator[Any]:
 def _hub_texts(rows: Iterator[Any], name: str, field: str) -> Iterator[str]:
     for number, row in enumerate(stream(rows, f"text = {name!r}")):
         yield _text_of(row, field, f"text = {name!r}: row {number}")
+
+
+class Reader(NamedTuple):
+    """Reads the documents of one kind of file."""
+
+    read: Callable[[Path, str], Iterator[str]]
+    """Takes the file and the field of the text in a row."""
+    package: str | None = None
+    """Optional package that it needs."""
+
+
+# A new kind of text is a function above and an entry here.
+READERS = {
+    ".txt": Reader(_read_txt),
+    ".jsonl": Reader(_read_jsonl),
+    ".jsonl.gz": Reader(_read_gzip),
+    ".jsonl.zst": Reader(_read_zstd, "zstandard"),
+    ".parquet": Reader(_read_parquet, "pyarrow"),
+}
+NAMED: dict[str, Callable[[], Iterator[str]]] = {"stdlib": _standard_library}
+"""Texts that are always there."""

@@ -264,10 +264,10 @@ class Session:
         cut = TextConfig(int(size), bool(sae.cfg.metadata.get("prepend_bos")))
         found = list(islice(contexts(self.text.documents(), self.model.tokenizer, cut), count))
         if len(found) < (count if wanted.all else 1):
-            raise UserError(f"contexts = {count}: the text holds {len(found)} of {cut.length} tokens")
+            raise UserError(f"contexts = {count}: the text holds {len(found)} of {cut.context} tokens")
         if len(found) < count:
-            name, tokens = request.evaluation.name, len(found) * cut.length
-            print(f"{name} reads the whole text: {tokens:,} of {count * cut.length:,} tokens", file=sys.stderr)
+            name, tokens = request.evaluation.name, len(found) * cut.context
+            print(f"{name} reads the whole text: {tokens:,} of {count * cut.context:,} tokens", file=sys.stderr)
         return torch.stack(found)
 
     # ---- measuring ---------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
-"""The layers of a language model: where its blocks are, the residual stream after them, and what replacing it does."""
+"""A language model's activations at any hook point: capture them, or replace them in a forward pass."""
 
 from __future__ import annotations
 
+import difflib
 import operator
+import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +17,52 @@ from torch import Tensor, nn
 from sampled_sae.utils.errors import UserError
 
 Hook = Callable[[Tensor], Tensor | None]
-"""Sees the residual stream [n, L, d] after a block; what it returns, if anything, takes its place."""
+"""Sees the activations [n, L, d] at a hook point; what it returns, if anything, takes their place."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookPoint:
+    """Activations [n, L, d] inside a model: the input or output of one of its modules."""
+
+    module: str
+    """Path in the model, such as `model.layers.12.mlp`."""
+    side: Literal["input", "output"] = "output"
+    layer: int | None = None
+    """Number of the block, counted from 0, if this is the residual stream after it."""
+
+    @property
+    def name(self) -> str:
+        """`layer-12` for the residual stream after block 12, else the module, with `.input` for its input.
+
+        `LanguageModel.hook_point` takes it; runs at several hook points are in folders of these names.
+        """
+        if self.layer is not None:
+            return f"layer-{self.layer}"
+        return self.module if self.side == "output" else f"{self.module}.input"
+
+
+At = int | str | HookPoint
+"""A hook point as users name it; see `LanguageModel.hook_point`."""
+Point = TypeVar("Point", bound=At)
 
 
 class LanguageModel:
-    """tokens [n, L] -> the residual stream after any block [n, L, d], or logits [n, L, vocabulary].
+    """tokens [n, L] -> activations at any hook point [n, L, d], or logits [n, L, vocabulary].
 
     Sequences are full: there is no padding, every token sees all tokens before it and nothing of the other
     sequences. Results are plain tensors in the model's dtype and on its device, without gradients.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, name: str):
-        """`model` is a causal language model of transformers; it is put into evaluation mode, without gradients."""
+    def __init__(self, model: Any, tokenizer: Any, name: str, bos: bool | None = None):
+        """`model` is a causal language model of transformers; it is put into evaluation mode, without gradients.
+
+        `bos` says whether the model expects BOS at the start of each context; by default the tokenizer decides.
+        """
         config = text_config(model.config)
         model.config.use_cache = config.use_cache = False
         self.model: nn.Module = model.eval().requires_grad_(False)
         self.tokenizer, self.name = tokenizer, name
+        self.bos = adds_bos(tokenizer) if bos is None else bos
         self.path, self.blocks = find_blocks(model, name)
         self.width = int(config.hidden_size)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
@@ -48,11 +81,11 @@ class LanguageModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.model.parameters()).dtype
+        return next(weight.dtype for weight in self.model.parameters() if weight.is_floating_point())
 
     @property
     def bytes(self) -> int:
-        """What its weights take."""
+        """Size of its weights."""
         return sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
 
     def compile(self) -> None:
@@ -61,16 +94,45 @@ class LanguageModel:
             # The forward method, not the module: hooks stay outside of what is compiled.
             block.forward = torch.compile(block.forward, dynamic=False)
 
-    def hook_name(self, layer: int) -> str:
-        """The block's path in the model, such as `gpt_neox.layers.6`."""
-        return f"{self.path}.{self.check_layer(layer)}"
+    def hook_point(self, at: At) -> HookPoint:
+        """The hook point that a user means.
 
-    def saelens_hook_name(self, layer: int) -> str:
-        """The same place as SAELens names it, such as `blocks.6.hook_resid_post`."""
-        return f"blocks.{self.check_layer(layer)}.hook_resid_post"
+        A number is the residual stream after that block. A name is the path of a module, which stands for its output,
+        or with `.input` behind it for its input (`model.layers.12.input` is the residual stream before block 12);
+        SAELens' `blocks.12.hook_resid_post` and `hook_resid_pre` are known too.
+        """
+        if isinstance(at, HookPoint):
+            at = at.name
+        if not isinstance(at, str):
+            number = self.check_layer(at)
+            return HookPoint(f"{self.path}.{number}", layer=number)
+        known = re.fullmatch(r"layer-(\d+)|blocks\.(\d+)\.hook_resid_(post|pre)", at)
+        if known and known[3] == "pre":
+            return HookPoint(f"{self.path}.{self.check_layer(int(known[2]))}", "input")
+        if known:
+            return self.hook_point(int(known[1] or known[2]))
+        modules = {path for path, _ in self.model.named_modules()} - {""}
+        module, _, side = at.rpartition(".")
+        if at in modules or side not in ("input", "output"):
+            module, side = at, "output"
+        if module not in modules:
+            near = difflib.get_close_matches(module, sorted(modules), n=3, cutoff=0.3)
+            raise UserError(f"hook = {at!r}: {self.name} has no such module; the nearest are {', '.join(near)}")
+        block = module.removeprefix(f"{self.path}.")
+        if side == "output" and block.isdigit():
+            return HookPoint(module, layer=int(block))
+        return HookPoint(module, "input" if side == "input" else "output")
+
+    def saelens_hook_name(self, at: At) -> str:
+        """The same point as SAELens names it, such as `blocks.6.hook_resid_post`; else its own name."""
+        hook = self.hook_point(at)
+        if hook.layer is not None:
+            return f"blocks.{hook.layer}.hook_resid_post"
+        number = hook.module.removeprefix(f"{self.path}.")
+        return f"blocks.{number}.hook_resid_pre" if number.isdigit() else hook.name
 
     def check_layer(self, layer: int) -> int:
-        """The layer as a plain int, or one line that says how many there are."""
+        """The layer as a plain int, or one line with the number of layers."""
         try:
             number = operator.index(layer)
         except TypeError:
@@ -79,27 +141,34 @@ class LanguageModel:
             raise UserError(f"layer = {number}: {self.name} has {self.layers} layers, 0 to {self.layers - 1}")
         return number
 
-    @torch.no_grad()
-    def activations(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
-        """tokens [n, L] -> for each layer the residual stream after it [n, L, d]; the pass ends at the last of them."""
-        asked = [self.check_layer(layer) for layer in layers]
-        if not asked:
-            raise UserError("layers = []: must name at least one layer")
-        last, found = max(asked), dict[int, Tensor]()
+    def width_at(self, at: At) -> int:
+        """Width d of the activations at a hook point."""
+        hook = self.hook_point(at)
+        if hook.layer is not None:
+            return self.width
+        return self.activations(torch.zeros(1, 1, dtype=torch.long), [hook])[hook].shape[-1]
 
-        def keep(layer: int) -> Hook:
+    @torch.no_grad()
+    def activations(self, tokens: Tensor, hooks: Sequence[Point]) -> dict[Point, Tensor]:
+        """tokens [n, L] -> the activations [n, L, d] at each hook point; the pass ends at the last of them."""
+        points = {at: self.hook_point(at) for at in hooks}
+        if not points:
+            raise UserError("layers = []: must name at least one layer or hook point")
+        wanted, found = set(points.values()), dict[HookPoint, Tensor]()
+
+        def keep(point: HookPoint) -> Hook:
             def hook(stream: Tensor) -> None:
-                if layer == last:
-                    found[layer] = stream
+                if len(found.keys() | {point}) == len(wanted):
+                    found[point] = stream
                     raise _Enough
                 # Some models add to the stream in place.
-                found[layer] = stream.clone()
+                found[point] = stream.clone()
 
             return hook
 
         with suppress(_Enough):
-            self._forward(tokens, {layer: keep(layer) for layer in asked})
-        return {layer: found[layer] for layer in asked}
+            self._forward(tokens, {point: keep(point) for point in wanted})
+        return {at: found[point] for at, point in points.items()}
 
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> Tensor:
@@ -107,24 +176,24 @@ class LanguageModel:
         return self._forward(tokens, {}).logits
 
     @torch.no_grad()
-    def logits_with(self, tokens: Tensor, layer: int, replace: Callable[[Tensor], Tensor]) -> Tensor:
-        """tokens [n, L] -> logits [n, L, vocabulary], with the residual stream h [n, L, d] after `layer` replaced by
+    def logits_with(self, tokens: Tensor, at: At, replace: Callable[[Tensor], Tensor]) -> Tensor:
+        """tokens [n, L] -> logits [n, L, vocabulary], with the activations h [n, L, d] at a hook point replaced by
         replace(h)."""
 
         def hook(stream: Tensor) -> Tensor:
             new = replace(stream)
             if new.shape != stream.shape:
                 raise UserError(
-                    f"replace gave {tuple(new.shape)}: must keep the residual stream's shape {tuple(stream.shape)}"
+                    f"replace gave {tuple(new.shape)}: must keep the activations' shape {tuple(stream.shape)}"
                 )
             return new.to(stream)
 
-        return self._forward(tokens, {self.check_layer(layer): hook}).logits
+        return self._forward(tokens, {self.hook_point(at): hook}).logits
 
-    def _forward(self, tokens: Tensor, hooks: dict[int, Hook]) -> Any:
+    def _forward(self, tokens: Tensor, hooks: Mapping[HookPoint, Hook]) -> Any:
         self._check_tokens(tokens)
         try:
-            with self._one_pass, self._hooked(hooks, (*tokens.shape, self.width)):
+            with self._one_pass, self._hooked(hooks, tokens.shape):
                 return self.model(input_ids=tokens.to(self.device, non_blocking=True))
         except torch.cuda.OutOfMemoryError:
             n, length = tokens.shape
@@ -146,33 +215,78 @@ class LanguageModel:
             )
 
     @contextmanager
-    def _hooked(self, hooks: dict[int, Hook], shape: tuple[int, ...]) -> Iterator[None]:
-        handles = [self.blocks[layer].register_forward_hook(self._after(h, shape)) for layer, h in hooks.items()]
+    def _hooked(self, hooks: Mapping[HookPoint, Hook], shape: torch.Size) -> Iterator[None]:
+        ran: set[HookPoint] = set()
+        handles = []
+        for point, hook in hooks.items():
+            module, see = self.model.get_submodule(point.module), self._seen(point, hook, shape, ran)
+            if point.side == "output":
+                handles.append(module.register_forward_hook(_at_output(see)))
+            else:
+                handles.append(module.register_forward_pre_hook(_at_input(see), with_kwargs=True))
         try:
             yield
+            if missing := [point.name for point in hooks if point not in ran]:
+                raise UserError(f"hook = {missing[0]!r}: {self.name} does not run this module, or it is compiled")
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _after(self, hook: Hook, shape: tuple[int, ...]) -> Callable[[nn.Module, Any, Any], Any]:
-        """A hook of torch that shows ours the residual stream in a block's output, and puts its answer there."""
+    def _seen(self, point: HookPoint, hook: Hook, shape: torch.Size, ran: set[HookPoint]) -> Hook:
+        """The hook behind a check of what it is shown."""
 
-        def after(block: nn.Module, inputs: Any, output: Any) -> Any:
-            stream = output[0] if isinstance(output, tuple) else output
-            if not isinstance(stream, Tensor) or stream.shape != shape:
-                kind = type(block).__name__
-                raise UserError(f"model = {self.name!r}: {kind} does not give a residual stream of shape {shape}")
-            new = hook(stream)
-            return (new, *output[1:]) if isinstance(output, tuple) and new is not None else new
+        def see(stream: Any) -> Tensor | None:
+            found = tuple(stream.shape) if isinstance(stream, Tensor) else ()
+            expected = (*shape, self.width if point.layer is not None else found[-1] if found else "d")
+            if found != expected:
+                raise UserError(
+                    f"model = {self.name!r}: {point.name} does not give activations of shape {expected}, but {found}"
+                )
+            ran.add(point)
+            return hook(stream)
 
-        return after
+        return see
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.name}: {self.layers} layers of width {self.width}, {self.dtype} on {self.device})"
 
 
+def _at_output(hook: Hook) -> Callable[[nn.Module, Any, Any], Any]:
+    """A hook of torch that shows ours the activations in a module's output, and puts its answer there."""
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if not isinstance(output, tuple):
+            return hook(output)
+        new = hook(output[0])
+        return None if new is None else (new, *output[1:])
+
+    return after
+
+
+def _at_input(hook: Hook) -> Callable[[nn.Module, Any, dict[str, Any]], Any]:
+    """The same for its input: the first argument, or `hidden_states`, by which attention layers are called."""
+
+    def before(module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+        new = hook(inputs[0] if inputs else named.get("hidden_states", torch.empty(0)))
+        if new is None:
+            return None
+        return ((new, *inputs[1:]), named) if inputs else (inputs, named | {"hidden_states": new})
+
+    return before
+
+
+def adds_bos(tokenizer: Any) -> bool:
+    """Whether a tokenizer of transformers begins each text with its BOS."""
+    if tokenizer is None or tokenizer.bos_token_id is None:
+        return False
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    # A call of a fast tokenizer changes its settings of truncation and padding; this does not.
+    ids = tokenizer("a")["input_ids"] if backend is None else backend.encode("a").ids
+    return tokenizer.bos_token_id in ids
+
+
 class _Enough(Exception):
-    """Ends a forward pass at the last layer that is asked for."""
+    """Ends a forward pass when all activations are captured."""
 
 
 def text_config(config: Any) -> Any:

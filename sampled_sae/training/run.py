@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from sampled_sae.config import first_difference, read_file, require, to_dict, whole_numbers, write_file
 from sampled_sae.data.harvest import HarvestStopped
-from sampled_sae.data.stream import Stream
+from sampled_sae.data.stream import ActivationStream
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.sae import SAE
 from sampled_sae.training import checkpoint
@@ -65,7 +65,7 @@ class Run:
         dtype: torch.dtype,
         out: Path | None,
         say: Callable[[str], None],
-        source: dict[str, Any] | None = None,
+        source: Mapping[str, Any] | None = None,
     ):
         """`source` says where the activations come from; a run in `out` goes on only with the same."""
         self.configs, self.shared = configs, shared
@@ -78,7 +78,7 @@ class Run:
         self.seconds = 0.0
         self.heldout = ""
         self.restored: checkpoint.Checkpoint | None = None
-        self.source = source or {}
+        self.source = dict(source or {})
         self.sinks: list[Sink] = []
         self.first, self.before, self.begun = 0, 0.0, 0.0
         self.fve = (math.nan, math.nan)
@@ -126,18 +126,18 @@ class Run:
 
     # Whoever collects activations in inference mode, in a generator or around the call, leaves it switched on here.
     @torch.inference_mode(False)
-    def begin(self, stream: Stream) -> None:
+    def begin(self, stream: ActivationStream) -> None:
         """Make the learners, or bring them back from the checkpoint."""
         for config in self.configs:
             assert config.seed is not None
-            self.learners.append(Learner(config, stream.width, self.shared.steps, config.seed, self.device, self.dtype))
+            self.learners.append(Learner(config, stream.d_in, self.shared.steps, config.seed, self.device, self.dtype))
         if self.restored is not None:
             self.step = self.saved_step = self.restored.step
             extra = self.restored.extra
             self.scale, self.seconds = extra["scale"], extra["seconds"]
-            if extra["width"] != stream.width or extra["heldout"] != fingerprint(stream.heldout):
+            if extra["width"] != stream.d_in or extra["heldout"] != fingerprint(stream.heldout):
                 raise UserError(
-                    f"activations (width {stream.width}): not those that the run in {self.out} began with "
+                    f"activations (width {stream.d_in}): not those that the run in {self.out} began with "
                     f"(width {extra['width']}); {HOW} with the same ones"
                 )
             self.heldout = extra["heldout"]
@@ -165,7 +165,7 @@ class Run:
         for sink in self.sinks:
             sink.close()
 
-    def advance(self, stream: Stream) -> None:
+    def advance(self, stream: ActivationStream) -> None:
         """One step of all SAEs; none if its batch was given up for Ctrl-C, which the caller hears of too."""
         logging = self.step % self.shared.log_every == 0 or self.step == self.shared.steps - 1
         try:
@@ -232,7 +232,7 @@ class Run:
         self.saved_step = self.step
 
     @torch.inference_mode(False)
-    def finish(self, stream: Stream) -> list[SAE]:
+    def finish(self, stream: ActivationStream) -> list[SAE]:
         """Calibrate, fold the input's scale into the weights, save; the SAEs take raw activations."""
         x = stream.heldout.to(self.device, self.dtype)
         saes = []
@@ -242,7 +242,7 @@ class Run:
             if len(x):
                 sae.threshold.fill_(calibrated_threshold(sae, x, learner.config.k, self.shared.batch_size))
                 measured = measure_heldout(sae, x, self.shared.batch_size)
-            sae.cfg.metadata.update(getattr(stream, "metadata", {}))
+            sae.cfg.metadata.update(stream.metadata)
             sae.cfg.metadata["training"] = self.describe()["train"] | {
                 "scale": self.scale,
                 "seconds": self.seconds / len(self.learners),

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from sampled_sae import kernels
-from sampled_sae.data.source import open_stream
-from sampled_sae.data.stream import Stream
+from sampled_sae.data.source import open_source
+from sampled_sae.data.stream import ActivationSource, ActivationStream
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import named
 from sampled_sae.sae import SAE
@@ -60,7 +60,7 @@ def train(
 
 
 def train_layers(
-    activations: Mapping[int, Any],
+    activations: Mapping[Any, Any],
     configs: Sequence[SAEConfig] | SAEConfig,
     *,
     steps: int,
@@ -76,7 +76,7 @@ def train_layers(
     checkpoint_every: int = 1000,
     log_to: Iterable[str] = (),
     progress: bool = True,
-) -> dict[int, list[SAE]]:
+) -> dict[Any, list[SAE]]:
     """The same for several layers, in step with each other: each layer is a run of its own, in `out`/layer-N."""
     shared = TrainConfig(steps, batch_size, seed, normalize, heldout_tokens, log_every, checkpoint_every)
     parts = [
@@ -88,9 +88,9 @@ def train_layers(
     return dict(zip(activations, found, strict=True))
 
 
-def layer_folder(out: Path, layer: int) -> Path:
-    """Where the run of one of several layers is."""
-    return out / f"layer-{layer}"
+def layer_folder(out: Path, layer: int | str) -> Path:
+    """Folder of the run on one of several layers or hook points."""
+    return out / (f"layer-{layer}" if isinstance(layer, int) else layer)
 
 
 def _train(
@@ -106,29 +106,35 @@ def _train(
     """Train all configurations on each part (activations, folder, held-out tokens); returns its SAEs for each part."""
     full, place = _checked(configs, shared), usable_device(device)
     say: Callable[[str], None] = (lambda line: print(line, file=sys.stderr)) if progress else (lambda line: None)
+    streams = [_open(activations, heldout, shared) for activations, _, heldout in parts]
     runs = [
-        Run(full, shared, place, dtype, folder, say, getattr(activations, "identity", None))
-        for activations, folder, _ in parts
+        Run(full, shared, place, dtype, folder, say, None if folder is None else stream.identity)
+        for stream, (_, folder, _) in zip(streams, parts, strict=True)
     ]
     with ExitStack() as locks:
         for run in runs:
             if run.out is not None:
                 locks.enter_context(alone_in(run.out))
         finished = [run.open_folder(resume) for run in runs]
-        going: list[tuple[Run, Stream]] = []
-        for run, saes, (activations, folder, heldout) in zip(runs, finished, parts, strict=True):
+        going: list[tuple[Run, ActivationStream]] = []
+        for run, saes, stream in zip(runs, finished, streams, strict=True):
             if saes is None:
-                stream = open_stream(activations, shared.batch_size, shared.heldout_tokens, shared.seed, heldout)
                 going.append((run, stream))
             else:
-                say(f"{folder}: this run is finished; its SAEs are loaded")
+                say(f"{run.out}: this run is finished; its SAEs are loaded")
         if going:
             finished = _finish(going, full, finished, place, dtype, log_to, progress, say)
         return [saes or [] for saes in finished]
 
 
+def _open(activations: Any, heldout: Any, shared: TrainConfig) -> ActivationStream:
+    source = open_source(activations, heldout=heldout)
+    [stream] = source.open(shared.batch_size, shared.heldout_tokens, shared.seed, shared.steps).values()
+    return stream
+
+
 def _finish(
-    going: list[tuple[Run, Stream]],
+    going: list[tuple[Run, ActivationStream]],
     configs: list[SAEConfig],
     finished: list[list[SAE] | None],
     device: torch.device,
@@ -138,9 +144,8 @@ def _finish(
     say: Callable[[str], None],
 ) -> list[list[SAE] | None]:
     """Bring the runs that are not finished to their end."""
-    width, batch_size = going[0][1].width, going[0][0].shared.batch_size
-    # A stream that collects activations as it goes says what it takes; others have theirs already.
-    beside = sum(getattr(stream, "memory", 0) for _, stream in going)
+    width, batch_size = going[0][1].d_in, going[0][0].shared.batch_size
+    beside = sum(stream.memory_estimate() for _, stream in going)
     say(memory.check(configs * len(going), width, batch_size, device, dtype, beside))
     for run, stream in going:
         run.begin(stream)
@@ -163,7 +168,7 @@ def _checked(configs: Sequence[SAEConfig] | SAEConfig, shared: TrainConfig) -> l
 
 
 def _advance(
-    going: list[tuple[Run, Stream]], log_to: tuple[str, ...], progress: bool, stopped: Callable[[], bool]
+    going: list[tuple[Run, ActivationStream]], log_to: tuple[str, ...], progress: bool, stopped: Callable[[], bool]
 ) -> None:
     """Train until the last step, or until the user interrupts. Runs that are behind the others catch up first."""
     runs, steps = [run for run, _ in going], going[0][0].shared.steps
@@ -205,16 +210,18 @@ USED = 0.9
 
 
 def train_in_passes(
-    source: Callable[[], Any], configs: Sequence[SAEConfig], out: Path, *, device: str | None, **settings: Any
+    source: ActivationSource, configs: Sequence[SAEConfig], out: Path, *, device: str | None, **settings: Any
 ) -> list[Path]:
-    """Train all SAEs; returns their folders in order. `source()` opens the activations anew for each pass.
+    """Train all SAEs; returns their folders in order. `source` is opened anew for each pass.
 
-    Activations of several layers are a dictionary of them. One pass is a run in `out` itself; several are runs in
+    One pass is a run in `out` itself; several are runs in
     `out`/pass-1, `out`/pass-2 and so on, each resumable; several layers are runs in folders of these, layer-N.
     """
     place, full = usable_device(device), named(list(configs), settings["seed"])
-    activations = source()
-    groups = _as_begun(out, full) or split(full, activations, settings["batch_size"], place)
+    names = ("batch_size", "heldout_tokens", "seed", "steps")
+    opening = {name: settings[name] for name in names if name in settings}
+    streams = source.open(**{"heldout_tokens": 65_536} | opening)
+    groups = _as_begun(out, full) or split(full, list(streams.values()), settings["batch_size"], place)
     folders: list[Path] = []
     for number, group in enumerate(groups, start=1):
         folder = out if len(groups) == 1 else out / f"pass-{number}"
@@ -222,24 +229,27 @@ def train_in_passes(
             make_folder(out)
             write_json(out / PLAN, [len(group) for group in groups])
             print(f"pass {number} of {len(groups)}: {len(group)} SAEs", file=sys.stderr)
-        folders += _one_pass(activations if number == 1 else source(), group, folder, place, settings)
-        activations = None  # what it holds is wanted for the next pass
+        if number > 1:
+            streams = source.open(**{"heldout_tokens": 65_536} | opening)
+        folders += _one_pass(streams, group, folder, place, settings)
     return folders
 
 
 def _one_pass(
-    activations: Any, configs: list[SAEConfig], out: Path, device: torch.device, settings: dict[str, Any]
+    streams: Mapping[str, ActivationStream],
+    configs: list[SAEConfig],
+    out: Path,
+    device: torch.device,
+    settings: dict[str, Any],
 ) -> list[Path]:
-    layers = activations if isinstance(activations, dict) else {0: activations}
-    if len(layers) == 1:
-        train(next(iter(layers.values())), configs, out=out, device=device, **settings)
+    if len(streams) == 1:
+        train(next(iter(streams.values())), configs, out=out, device=device, **settings)
         folders = [out]
     else:
-        train_layers(layers, configs, out=out, device=device, **settings)
-        folders = [layer_folder(out, layer) for layer in layers]
-    for layer in layers.values():
-        if hasattr(layer, "close"):
-            layer.close()
+        train_layers(streams, configs, out=out, device=device, **settings)
+        folders = [out / name for name in streams]
+    for stream in streams.values():
+        stream.close()
     return [folder / "saes" / str(config.name) for folder in folders for config in configs]
 
 
@@ -256,18 +266,18 @@ def _as_begun(out: Path, configs: list[SAEConfig]) -> list[list[SAEConfig]] | No
     return [list(islice(each, size)) for size in sizes]
 
 
-def split(configs: list[SAEConfig], activations: Any, batch_size: int, device: torch.device) -> list[list[SAEConfig]]:
+def split(
+    configs: list[SAEConfig], streams: list[ActivationStream], batch_size: int, device: torch.device
+) -> list[list[SAEConfig]]:
     """Configurations -> groups that fit into memory together; one that does not fit alone is a group too."""
     free, fast = system.available(device), kernels.usable(device, torch.float32)
     if free is None:
         return [configs]
-    layers = list(activations.values()) if isinstance(activations, dict) else [activations]
-    width = getattr(layers[0], "width", None) or layers[0].shape[-1]
-    left = USED * free - sum(getattr(layer, "memory", 0) for layer in layers)
+    left = USED * free - sum(stream.memory_estimate() for stream in streams)
     groups: list[list[SAEConfig]] = [[]]
     for config in configs:
-        together = [*groups[-1], config] * len(layers)
-        if groups[-1] and memory.needed(together, width, batch_size, torch.float32, fast) > left:
+        together = [*groups[-1], config] * len(streams)
+        if groups[-1] and memory.needed(together, streams[0].d_in, batch_size, torch.float32, fast) > left:
             groups.append([])
         groups[-1].append(config)
     return groups

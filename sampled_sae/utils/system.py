@@ -118,6 +118,11 @@ def _cgroup_free() -> int | None:
         return None
 
 
+def readable(size: int) -> str:
+    """Bytes in MiB or GiB."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
 @contextmanager
 def listening() -> Iterator[threading.Event]:
     """The event is set when Ctrl-C (or SIGTERM) comes meanwhile; whoever handled these before still does."""

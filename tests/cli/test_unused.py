@@ -56,7 +56,7 @@ def refusal(capsys, *words) -> str:
         (("--layer", 3, 4), "--layer 3 4 is not used with the activations in "),
         (("--context", 64), "--context 64 is not used with the activations in "),
         (("--buffer-tokens", 64), "--buffer-tokens 64 is not used with the activations in "),
-        (("--bos",), "--bos is not used with the activations in "),
+        (("--bos", True), "--bos is not used with the activations in "),
         (("--key", "a"), "--key a is not used with "),
         (("--batch-size", 0), "batch_size = 0: must be at least 1"),
     ],

@@ -64,7 +64,7 @@ def test_what_is_written_is_read_exactly(shard_tokens, tmp_path):
 def test_bfloat16_is_kept_to_the_bit(tmp_path):
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     values = bits.view(torch.bfloat16)
-    values = values[torch.isfinite(values)][:, None].expand(-1, 2)
+    values = values[values.abs() < 1e17][:, None].expand(-1, 2)
     write(tmp_path, Source(values, batch=999), tokens=len(values), shard_tokens=10_000)
     taken = open_cache(tmp_path).take(torch.arange(len(values)))
     assert torch.equal(taken.view(torch.int16), values.contiguous().view(torch.int16))
@@ -266,7 +266,7 @@ def test_the_size_is_told_beforehand():
     [
         (ROWS[:65], "the stream ended after 65 tokens; give more activations, or set tokens = 65"),
         (ROWS[:0], "the stream ended after 0 tokens; it must give"),
-        (torch.full((100, 6), 3.4e38), "item 0 of the stream: values beyond the range of bfloat16"),
+        (torch.full((100, 6), 3.4e38), "item 0 of the stream: 3.4e\\+38 in row 0: .* beyond the range of float32"),
         (torch.full((100, 6), float("nan")), "item 0 of the stream: NaN or infinity"),
         (ROWS.long(), "item 0 of the stream is torch.int64"),
     ],
@@ -289,7 +289,9 @@ def test_a_stream_that_was_too_short_is_finished_at_its_length(tmp_path):
 def test_an_index_that_is_none_is_named(changed, tmp_path):
     write(tmp_path)
     (tmp_path / "cache.json").write_text(changed)
-    with pytest.raises(UserError, match=r"cache\.json: not ") as error:
+    with pytest.raises(
+        UserError, match=r"cache\.json(: not valid| = \[\]: must be|: format = .another.: must be)"
+    ) as error:
         open_cache(tmp_path)
     one_line(error)
     (tmp_path / "cache.json").unlink()

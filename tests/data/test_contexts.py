@@ -76,12 +76,12 @@ some_texts = st.lists(a_text, max_size=12)
 
 @given(texts=some_texts, length=st.integers(2, 40), bos=st.booleans(), at_once=st.integers(1, 9), call=st.booleans())
 def test_contexts_are_the_token_stream_cut(texts, length, bos, at_once, call):
-    config = TextConfig(length=length, bos=bos, documents_at_once=at_once)
+    config = TextConfig(context=length, bos=bos, documents_at_once=at_once)
     flat = token_stream(texts)
     own = length - bos
     stream = contexts(texts, Called() if call else TOKENIZER, config)
     if len(flat) < own:
-        with pytest.raises(UserError, match=f"text: {len(flat)} tokens in all, too few for one context of length"):
+        with pytest.raises(UserError, match=f"text: {len(flat)} tokens in all, too few for one context of"):
             next(stream)
         return
     got = list(stream)
@@ -110,7 +110,7 @@ def test_continuing_from_anywhere(texts, length, bos, data):
 
 
 def test_what_was_used_up_is_not_tokenized_again():
-    config = TextConfig(length=16, documents_at_once=1)
+    config = TextConfig(context=16, bos=False, documents_at_once=1)
     stream = ContextStream(TEXTS, TOKENIZER, config)
     rest = lists(stream)[20:]
     stream = ContextStream(TEXTS, TOKENIZER, config)
@@ -123,20 +123,20 @@ def test_what_was_used_up_is_not_tokenized_again():
 
 
 def test_the_end_is_repeated_and_keeps_the_position():
-    stream = ContextStream(TEXTS, TOKENIZER, TextConfig(length=50))
+    stream = ContextStream(TEXTS, TOKENIZER, TextConfig(context=50))
     count = len(list(stream))
     assert next(stream, None) is None
     state = stream.position()
     assert state["contexts"] == count
-    assert list(ContextStream(TEXTS, TOKENIZER, TextConfig(length=50), state)) == []
-    more = ContextStream([*TEXTS, "x " * 100], TOKENIZER, TextConfig(length=50), state)
+    assert list(ContextStream(TEXTS, TOKENIZER, TextConfig(context=50), state)) == []
+    more = ContextStream([*TEXTS, "x " * 100], TOKENIZER, TextConfig(context=50), state)
     assert len(list(more)) > 0
 
 
 def test_a_document_that_quotes_special_tokens_has_none():
     texts = [f"a {END} b", "c<s>d", "e" * 30]
     for tokenizer in (TOKENIZER, Called()):
-        flat = torch.cat(list(contexts(texts, tokenizer, TextConfig(length=2))))
+        flat = torch.cat(list(contexts(texts, tokenizer, TextConfig(context=2))))
         assert (flat == TOKENIZER.eos_token_id).sum() == 2
         assert (flat == TOKENIZER.bos_token_id).sum() == 0
     assert TOKENIZER([texts[0]])["input_ids"][0].count(TOKENIZER.eos_token_id) == 1  # the user's is as it was
@@ -146,17 +146,17 @@ def test_settings_of_the_tokenizer_do_not_matter():
     tokenizer = make_tokenizer(eos_token=END, bos_token="<s>", pad_token=END)
     tokenizer.backend_tokenizer.enable_truncation(3)
     tokenizer.backend_tokenizer.enable_padding(length=99)
-    config = TextConfig(length=16)
+    config = TextConfig(context=16)
     assert lists(contexts(TEXTS, tokenizer, config)) == lists(contexts(TEXTS, TOKENIZER, config))
     assert tokenizer.backend_tokenizer.truncation is not None
 
 
 def test_long_documents_are_tokenized_in_parts(monkeypatch):
     source = inspect.getsource(inspect)[:20_000]
-    whole = lists(contexts([source, "x"], TOKENIZER, TextConfig(length=8)))
+    whole = lists(contexts([source, "x"], TOKENIZER, TextConfig(context=8)))
     monkeypatch.setattr(module, "LONGEST", 300)
     monkeypatch.setattr(module, "MOST", 1000)
-    counting, config = Counting(), TextConfig(length=8)
+    counting, config = Counting(), TextConfig(context=8)
     stream = ContextStream([source, "x"], counting, config)
     list(islice(stream, len(whole) // 2))
     assert max(map(len, counting.texts)) <= 300
@@ -207,12 +207,12 @@ def test_a_tokenizer_without_what_is_needed():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"length": 1}, "length = 1: a context must have at least 2 tokens"),
-        ({"length": 8.5}, "length = 8.5: must be a whole number"),
-        ({"length": 8, "skip_first": 8}, "skip_first = 8: must be at least 0 and leave some of the length = 8"),
-        ({"skip_first": -1}, "skip_first = -1: must be at least 0"),
+        ({"context": 1}, "context = 1: a context must have at least 2 tokens"),
+        ({"context": 8.5}, "context = 8.5: must be a whole number"),
+        ({"context": 8, "skip_first": 8}, "skip_first = 8: must leave some of the 8 positions"),
+        ({"skip_first": -1}, "skip_first = -1: must not be negative"),
         ({"bos": "yes"}, "bos = 'yes': must be True or False"),
-        ({"end_of_text": 3}, "end_of_text = 3: must be a token of the tokenizer, or none"),
+        ({"end_of_text": 3}, "end_of_text = 3: must be text, or none"),
         ({"documents_at_once": 0}, "documents_at_once = 0: must be at least 1"),
     ],
 )
@@ -226,12 +226,12 @@ def test_documents_that_are_none():
         next(contexts("a text", TOKENIZER))
     with pytest.raises(UserError, match="documents: item 1 is a NoneType: must be a text"):
         next(contexts(["a", None], TOKENIZER))
-    with pytest.raises(UserError, match="text: 0 tokens in all, too few for one context of length = 1024; give more"):
+    with pytest.raises(UserError, match="text: 0 tokens in all, too few for one context of 1024; give more"):
         next(contexts([], TOKENIZER))
 
 
 def test_a_state_that_does_not_fit():
-    config = TextConfig(length=16)
+    config = TextConfig(context=16)
     stream = ContextStream(TEXTS, TOKENIZER, config)
     list(islice(stream, 20))
     state = stream.position()

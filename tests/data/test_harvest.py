@@ -5,15 +5,14 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.data.contexts import TextConfig
-from sampled_sae.data.harvest import SPARE, HarvestConfig, HarvestStream, bytes_needed, open_harvest
-from sampled_sae.data.source import open_stream
+from sampled_sae.data.harvest import SPARE, HarvestStream, bytes_needed
+from sampled_sae.data.source import open_source
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.files import read_json
+from tests.data.tools import harvest, open_harvest
 from tests.models.tiny_models import CONTEXT, LAYERS, WIDTH, make_model, make_tokenizer
 
-TEXT = TextConfig(length=20, skip_first=8)  # behind eight others, no two tokens look the same
-CONFIG = HarvestConfig((1,), TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=None)
+CONFIG = harvest((1,), buffer_tokens=400, contexts_at_once=3)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ def test_batches_are_the_models_activations_without_the_first_positions(model):
 
 @pytest.mark.parametrize("at_once", [1, 7, 50])
 def test_batches_do_not_depend_on_how_many_contexts_go_through_the_model(model, at_once):
-    other = HarvestConfig((1,), TEXT, buffer_tokens=400, contexts_at_once=at_once, max_norm=None)
+    other = harvest((1,), buffer_tokens=400, contexts_at_once=at_once)
     a, b = stream(model), stream(model, other)
     for index in range(30):
         torch.testing.assert_close(a.batch(index), b.batch(index), rtol=1e-4, atol=1e-4)
@@ -96,7 +95,7 @@ def test_a_short_text_begins_again_in_another_order(model):
 def test_tokens_of_high_norm_are_left_out(model):
     every = stream(model)
     norms = torch.cat([every.batch(i) for i in range(20)]).norm(dim=1)
-    config = HarvestConfig((1,), TEXT, buffer_tokens=400, max_norm=1.05)
+    config = harvest((1,), buffer_tokens=400, high_norm_factor=1.05)
     s = stream(model, config)
     assert s.limit < float(norms.max())
     x = torch.cat([s.batch(i) for i in range(20)])
@@ -106,11 +105,11 @@ def test_tokens_of_high_norm_are_left_out(model):
 
 
 def test_a_layer_is_the_same_alone_and_with_others(model):
-    config = HarvestConfig((2, 0, 1), TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=1.05)
+    config = harvest((2, 0, 1), buffer_tokens=400, contexts_at_once=3, high_norm_factor=1.05)
     together = open_harvest(model, documents(), config, batch_size=30, heldout_tokens=40)
-    assert list(together) == [2, 0, 1]
-    for layer, found in together.items():
-        alone = stream(model, HarvestConfig((layer,), TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=1.05))
+    assert list(together) == ["layer-2", "layer-0", "layer-1"]
+    for layer, found in zip((2, 0, 1), together.values(), strict=True):
+        alone = stream(model, harvest((layer,), buffer_tokens=400, contexts_at_once=3, high_norm_factor=1.05))
         assert torch.equal(found.heldout, alone.heldout) and found.limit == alone.limit
         assert found.metadata == alone.metadata
         for index in (0, 5, 9):
@@ -118,7 +117,7 @@ def test_a_layer_is_the_same_alone_and_with_others(model):
 
 
 def test_layers_train_together_and_catch_up(model, tmp_path):
-    config = HarvestConfig((0, 1), TEXT, buffer_tokens=400, max_norm=None)
+    config = harvest((0, 1), buffer_tokens=400)
 
     def both():
         return open_harvest(model, documents(), config, batch_size=30, heldout_tokens=40)
@@ -126,15 +125,15 @@ def test_layers_train_together_and_catch_up(model, tmp_path):
     common = {"steps": 30, "batch_size": 30, "progress": False, "device": "cpu", "checkpoint_every": 10}
     whole = ss.train_layers(both(), ss.batchtopk(64, 4), **common)
     streams = both()
-    given = streams[1].batch
+    given = streams["layer-1"].batch
     # Layer 1 breaks down before its second checkpoint is written, when layer 0 has one more step.
-    streams[1].batch = lambda index: given(index) if index < 20 else 1 / 0
+    streams["layer-1"].batch = lambda index: given(index) if index < 20 else 1 / 0
     with pytest.raises(ZeroDivisionError):
         ss.train_layers(streams, ss.batchtopk(64, 4), out=tmp_path, **common)
     newest = max((tmp_path / "layer-1" / "checkpoints").iterdir())
     shutil.rmtree(newest) if newest.is_dir() else newest.unlink()
     resumed = ss.train_layers(both(), ss.batchtopk(64, 4), out=tmp_path, resume=True, **common)
-    for layer in (0, 1):
+    for layer in ("layer-0", "layer-1"):
         for a, b in zip(whole[layer][0].parameters(), resumed[layer][0].parameters(), strict=True):
             assert torch.equal(a, b)
 
@@ -142,16 +141,16 @@ def test_layers_train_together_and_catch_up(model, tmp_path):
 def test_what_it_takes_is_told_beforehand(model):
     small = bytes_needed(model, CONFIG)
     assert small >= 2 * 400 * WIDTH * 4
-    assert bytes_needed(model, HarvestConfig((0, 1), TEXT, buffer_tokens=4000, contexts_at_once=3)) > 5 * small
-    assert stream(model).memory == small
+    assert bytes_needed(model, harvest((0, 1), buffer_tokens=4000, contexts_at_once=3)) > 5 * small
+    assert stream(model).memory_estimate() == small
 
 
 def test_training_on_a_harvest_resumes_to_the_same_weights(model, tmp_path):
     common = {"steps": 30, "batch_size": 30, "progress": False, "device": "cpu", "checkpoint_every": 10}
     config = ss.batchtopk(64, 4)
     (whole,) = ss.train(stream(model), config, **common)
-    assert whole.metadata["hook_name"] == "blocks.1.hook_resid_post"
-    assert whole.metadata["hook_module"] == "model.layers.1"
+    assert whole.cfg.metadata["hook_name"] == "blocks.1.hook_resid_post"
+    assert whole.cfg.metadata["hook_module"] == "model.layers.1"
 
     class Broken(HarvestStream):
         def batch(self, index):
@@ -159,12 +158,12 @@ def test_training_on_a_harvest_resumes_to_the_same_weights(model, tmp_path):
                 raise RuntimeError("power cut")
             return super().batch(index)
 
-    broken = Broken(stream(model).harvest, 1)
+    broken = Broken((given := stream(model)).harvest, given.hook, given.text)
     with pytest.raises(RuntimeError):
         ss.train(broken, config, out=tmp_path / "run", **common)
     assert read_json(tmp_path / "run" / "run.json")["source"]["model_name"] == "tiny"
-    longer = HarvestConfig((1,), TEXT, buffer_tokens=800, contexts_at_once=3, max_norm=None)
-    other = HarvestConfig((0,), TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=None)
+    longer = harvest((1,), buffer_tokens=800, contexts_at_once=3)
+    other = harvest((0,), buffer_tokens=400, contexts_at_once=3)
     for wrong, name in ((longer, "buffer_tokens"), (other, "layer")):
         with pytest.raises(ss.UserError, match=f"is on other activations: .*{name}"):
             ss.train(stream(model, wrong), config, out=tmp_path / "run", resume=True, **common)
@@ -173,25 +172,28 @@ def test_training_on_a_harvest_resumes_to_the_same_weights(model, tmp_path):
         ss.train(stream(model, other), config, out=tmp_path / "run", resume=True, **common)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
     loaded = ss.SAE.load(tmp_path / "run" / "saes" / "batchtopk-s0")
-    assert loaded.metadata["model_name"] == "tiny" and loaded.metadata["layer"] == 1
+    assert loaded.cfg.metadata["model_name"] == "tiny" and loaded.cfg.metadata["layer"] == 1
 
 
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda m: stream(m, HarvestConfig((LAYERS,), TEXT, 400)), f"layer = {LAYERS}: tiny has {LAYERS} layers"),
+        (lambda m: stream(m, harvest((LAYERS,), buffer_tokens=400)), f"layer = {LAYERS}: tiny has {LAYERS} layers"),
         (lambda m: open_harvest(m, iter(["the " * 15]), CONFIG, batch_size=30), "text holds .* two are needed"),
         (lambda m: stream(m, batch_size=5000), "batch_size = 5000: a block of buffer_tokens"),
-        (lambda m: HarvestConfig((1,), TEXT, buffer_tokens=10), "buffer_tokens = 10: must hold at least one context"),
-        (lambda m: HarvestConfig((), TEXT), r"layers = \(\): must name at least one layer"),
-        (lambda m: HarvestConfig((1, 1), TEXT), r"layers = \(1, 1\): must name .* each once"),
-        (lambda m: HarvestConfig((1,), TEXT, max_norm=0), "max_norm = 0.0: must be positive"),
-        (lambda m: HarvestConfig((1,), TEXT, contexts_at_once=0), "contexts_at_once = 0"),
+        (lambda m: harvest((1,), buffer_tokens=10), "buffer_tokens = 10: must hold at least one context"),
+        (lambda m: harvest(()), r"hooks = \(\): must name at least one"),
+        (lambda m: harvest((1, 1)), r"hooks = \(1, 1\): must name each one once"),
+        (lambda m: harvest((1,), high_norm_factor=0), "high_norm_factor = 0: must be positive, or none"),
+        (lambda m: harvest((1,), contexts_at_once=0), "contexts_at_once = 0"),
         (
-            lambda m: stream(m, HarvestConfig((1,), TextConfig(CONTEXT + 1), 400)),
+            lambda m: stream(m, harvest((1,), context=CONTEXT + 1, buffer_tokens=400)),
             "tiny reads at most",
         ),
-        (lambda m: open_stream(stream(m), 31, 0, 0), "batch_size = 31: the stream of activations gives batches of 30"),
+        (
+            lambda m: open_source(stream(m)).open(31, 0, 0),
+            "batch_size = 31: the stream of activations gives batches of 30",
+        ),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(model, make, line):

@@ -4,15 +4,14 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.data.contexts import TextConfig
-from sampled_sae.data.harvest import HarvestConfig, open_harvest
 from sampled_sae.models.language_model import LanguageModel
 from tests.data.test_harvest import documents
+from tests.data.tools import harvest, open_harvest
 from tests.models.tiny_models import make_model, make_tokenizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-CONFIG = HarvestConfig((0, 2), TextConfig(length=20), buffer_tokens=400, contexts_at_once=7)
+CONFIG = harvest((0, 2), skip_first=0, high_norm_factor=10.0, buffer_tokens=400, contexts_at_once=7)
 SETTINGS = {"batch_size": 32, "heldout_tokens": 40}
 
 
@@ -22,7 +21,7 @@ def model(device: str) -> LanguageModel:
 
 def test_batches_are_those_of_a_cpu():
     here, there = (open_harvest(model(d), documents(), CONFIG, **SETTINGS) for d in ("cuda", "cpu"))
-    for layer in CONFIG.layers:
+    for layer in here:
         for index in (0, 1, 11, 12, 13, 30, 31):
             torch.testing.assert_close(here[layer].batch(index).cpu(), there[layer].batch(index), rtol=1e-3, atol=1e-3)
 
@@ -36,12 +35,12 @@ def test_training_beside_the_harvest_is_deterministic_and_resumes(tmp_path):
 
     whole = ss.train_layers(streams(), config, **common)
     broken = streams()
-    given = broken[2].batch
-    broken[2].batch = lambda index: given(index) if index < 50 else 1 / 0
+    given = broken["layer-2"].batch
+    broken["layer-2"].batch = lambda index: given(index) if index < 50 else 1 / 0
     with pytest.raises(ZeroDivisionError):
         ss.train_layers(broken, config, out=tmp_path, **common)
     resumed = ss.train_layers(streams(), config, out=tmp_path, resume=True, **common)
-    for layer in CONFIG.layers:
+    for layer in whole:
         for a, b in zip(whole[layer][0].parameters(), resumed[layer][0].parameters(), strict=True):
             assert torch.equal(a, b)
 

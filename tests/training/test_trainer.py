@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import sampled_sae as ss
+from sampled_sae.data.source import open_source
+from sampled_sae.data.stream import ActivationStream
 from sampled_sae.method.config import AuxKConfig, Fraction, PoolConfig, Released, SAEConfig, Scope, Size
-from sampled_sae.training import trainer
 from sampled_sae.training.callbacks import read_log
 from sampled_sae.training.heldout import by_threshold
 from sampled_sae.training.learner import Learner
@@ -69,7 +70,7 @@ def test_saved_on_raw_activations_equals_trained_on_scaled_ones(activations, tmp
     saved = ss.SAE.load(tmp_path / "run" / "saes" / "batchtopk-s0")
     c = saved.cfg.metadata["training"]["scale"]
     learner = Learner(config, 16, 30, 0, torch.device("cpu"), torch.float32)
-    stream = trainer.open_stream(raw, 200, 65_536, 0)
+    stream = open_source(raw).open(200, 65_536, 0)["activations"]
     for step in range(30):
         learner.step(stream.batch(step) / c, step)
     scaled = learner.sae()
@@ -134,8 +135,11 @@ def test_a_bad_scope_is_refused_before_anything_is_done(activations, tmp_path):
 
 
 def test_what_activations_take_is_counted(activations):
-    class Taking:
-        width, heldout, memory = activations.shape[1], activations[:100], 10**15
+    class Taking(ActivationStream):
+        d_in, batch_size, heldout = activations.shape[1], QUIET["batch_size"], activations[:100]
+
+        def memory_estimate(self):
+            return 10**15
 
         def batch(self, index):
             return activations[: QUIET["batch_size"]]

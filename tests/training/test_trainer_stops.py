@@ -126,7 +126,7 @@ def test_resume_refuses_other_activations_and_odd_folders(activations, tmp_path,
         patch.setattr(run.Run, "finish", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
         with pytest.raises(RuntimeError):
             ss.train(activations, [ss.batchtopk(48, 4)], **common)
-    with pytest.raises(ss.UserError, match="not those that the run"):
+    with pytest.raises(ss.UserError, match="is on other activations: digest was"):
         ss.train(2 * activations, [ss.batchtopk(48, 4)], resume=True, **common)
     (out / "run.json").rename(tmp_path / "kept.json")
     with pytest.raises(ss.UserError, match="holds checkpoints of another run"):
