@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sampled_sae import formats
-from sampled_sae.method.architectures import InferenceConfig, architectures
+from sampled_sae.formats import FORMATS, StoredSAE, recognize
+from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.utils.errors import UserError
 
@@ -40,7 +40,7 @@ class SAE(nn.Module):
         self.cfg = cfg
         self.folder: Path | None = None
         """Folder that it was loaded from or last saved to."""
-        self.architecture = architectures()[cfg.architecture]
+        self.architecture = ARCHITECTURES.find(cfg.architecture)
         shapes = {"b_enc": (cfg.d_sae,), "W_dec": (cfg.d_sae, cfg.d_in), "b_dec": (cfg.d_in,)}
         shapes |= {name: (cfg.d_sae,) for name in self.architecture.tensors if name not in THRESHOLDS}
         self.W_enc = nn.Parameter(torch.zeros(cfg.d_sae, cfg.d_in, dtype=dtype, device=device).T)
@@ -168,14 +168,14 @@ class SAE(nn.Module):
     def save(self, folder: str | Path, format: str = "saelens") -> Path:
         """Write a folder, whole or not at all, and return it."""
         tensors = {name: tensor.detach() for name, tensor in self.state_dict().items()}
-        self.folder = formats.save(formats.StoredSAE(self.cfg, tensors), Path(folder), format)
+        self.folder = FORMATS.find(format).save(StoredSAE(self.cfg, tensors), Path(folder))
         return self.folder
 
     @classmethod
     @torch.no_grad()
     def load(cls, path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> SAE:
         """Read a saved SAE of any known format, in its own dtype by default."""
-        cfg, tensors = formats.load(Path(path))
+        cfg, tensors = recognize(Path(path)).load(Path(path))
         sae = cls(cfg, dtype or tensors["W_dec"].dtype, device)
         for name, tensor in tensors.items():
             if name in THRESHOLDS:

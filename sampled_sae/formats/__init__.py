@@ -1,17 +1,20 @@
-"""Saved SAEs as plain data: one file per format, recognized from names of files and keys of JSON."""
+"""Saved SAEs as plain data. A format is a file in this folder that registers a `Format`:
+
+    FORMATS.register("mine", Mine(), __name__)
+
+Formats of other packages are found through the entry point `sampled_sae.formats`.
+"""
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.registry import Registry
 
 
 class StoredSAE(NamedTuple):
@@ -22,9 +25,7 @@ class StoredSAE(NamedTuple):
 
 
 class Format(Protocol):
-    """One format. Its file assigns an instance to `FORMAT`."""
-
-    name: str
+    """One format."""
 
     def recognize(self, path: Path) -> bool:
         """Whether there is an SAE of this format at `path`, from names of files and keys of JSON alone."""
@@ -39,16 +40,12 @@ class Format(Protocol):
         """Write all or nothing and return the path; UserError if the format cannot hold the SAE."""
 
 
-@cache
-def known() -> dict[str, Format]:
-    """All formats by name."""
-    modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
-    return {module.FORMAT.name: module.FORMAT for module in modules}
+FORMATS: Registry[Format] = Registry("format", __name__, "sampled_sae.formats")
 
 
 def recognize(path: Path) -> Format:
     """The format of the SAE at `path`."""
-    for candidate in known().values():
+    for candidate in FORMATS.values():
         if candidate.recognize(path):
             return candidate
     raise UserError(_not_an_sae(path))
@@ -57,18 +54,6 @@ def recognize(path: Path) -> Format:
 def describe(path: Path) -> InferenceConfig:
     """The configuration of the SAE at `path`, without reading its weights."""
     return recognize(path).describe(path)
-
-
-def load(path: Path) -> StoredSAE:
-    """The SAE at `path`."""
-    return recognize(path).load(path)
-
-
-def save(sae: StoredSAE, path: Path, format: str = "saelens") -> Path:
-    """Write an SAE in the format with this name."""
-    if format not in known():
-        raise UserError(f"format = {format!r}: must be one of {', '.join(sorted(known()))}")
-    return known()[format].save(sae, path)
 
 
 def _not_an_sae(path: Path) -> str:

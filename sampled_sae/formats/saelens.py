@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,44 +12,59 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sampled_sae.config import read_file, to_dict, versioned
-from sampled_sae.formats import StoredSAE
-from sampled_sae.method.architectures import InferenceConfig, architectures
-from sampled_sae.method.config import sae_config_from_dict
+from sampled_sae.config import Config, read_file, to_dict, write_file
+from sampled_sae.formats import FORMATS, StoredSAE
+from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
+from sampled_sae.method.config import SAEConfig, sae_config_from_dict
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import new_folder, read_json
+from sampled_sae.utils.files import crc32, new_folder, read_json, write_json
 
 CONFIG, WEIGHTS, OWN = "cfg.json", "sae_weights.safetensors", "sampled_sae.json"
 FILES = {CONFIG, WEIGHTS, OWN, "sparsity.safetensors"}
 SAELENS_VERSION = "6.0.0"
 """Version of the format; SAELens reads a folder without one as version 5."""
+SHARED = ("architecture", "d_in", "d_sae", "k", "apply_b_dec_to_input")
+"""Fields that cfg.json and `InferenceConfig` share."""
 METADATA = ("context_size", "dataset_path", "hook_head_index", "hook_name", "model_name", "prepend_bos")
 """Entries of the metadata that SAELens knows."""
 
 
-class SAELens:
-    name = "saelens"
+@dataclass(frozen=True, slots=True)
+class Own(Config):
+    """Content of sampled_sae.json: what SAELens has no field for."""
 
+    config: dict[str, Any] | None
+    """Settings of the training."""
+    threshold_ema: float | None
+    metadata: dict[str, Any]
+    checksums: dict[str, int] = field(default_factory=dict)
+    """CRC-32 of other files of the folder; takes about 1 s per GB on saving and on loading."""
+
+
+class SAELens:
     def recognize(self, path: Path) -> bool:
         return (path / CONFIG).exists()
 
     def describe(self, path: Path) -> InferenceConfig:
         config, own = _read_config(path), _read_own(path)
-        metadata = {name: value for name, value in (config.get("metadata") or {}).items() if value is not None}
-        training = own.get("config") and sae_config_from_dict(own["config"])
-        return InferenceConfig(
-            d_in=config["d_in"],
-            d_sae=config["d_sae"],
-            architecture=config["architecture"],
-            k=config.get("k", training and training.k),
-            apply_b_dec_to_input=config.get("apply_b_dec_to_input", True),
-            training=training,
-            metadata=own.get("metadata", metadata),
-        )
+        content = {name: config[name] for name in SHARED if name in config}
+        if own is not None:
+            training = own.config and _training(own.config, path / OWN)
+            content = {"k": training and training.k} | content | {"training": training, "metadata": own.metadata}
+        else:
+            content["metadata"] = config.get("metadata") or {}
+        cfg = InferenceConfig.from_dict(content, path / CONFIG)
+        if own is None:  # SAELens writes null for what is unknown
+            for name in [name for name, value in cfg.metadata.items() if value is None]:
+                del cfg.metadata[name]
+        return cfg
 
     def load(self, path: Path) -> StoredSAE:
-        cfg, file = self.describe(path), path / WEIGHTS
+        cfg, own, file = self.describe(path), _read_own(path), path / WEIGHTS
+        right = own and own.checksums.get(WEIGHTS)
         try:
+            if right is not None and right != (found := crc32(file)):
+                raise UserError(f"{file}: missing or damaged (its CRC-32 is {found}, but {OWN} has {right})")
             weights = load_file(file)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{file}: missing or damaged ({error})") from None
@@ -60,8 +75,9 @@ class SAELens:
             threshold = tensors["threshold"].float()
             # SAEs trained here have one threshold for all latents; others may have one for each.
             tensors["threshold"] = threshold[0].clone() if bool((threshold == threshold[0]).all()) else threshold
-        average = _read_own(path).get("threshold_ema")
-        return StoredSAE(cfg, tensors if average is None else tensors | {"threshold_ema": torch.tensor(average)})
+        if own is not None and own.threshold_ema is not None:
+            tensors["threshold_ema"] = torch.tensor(own.threshold_ema)
+        return StoredSAE(cfg, tensors)
 
     def save(self, sae: StoredSAE, path: Path) -> Path:
         """Write the folder; an SAE that is there already is replaced, nothing else is."""
@@ -70,15 +86,21 @@ class SAELens:
             raise UserError(f"{path}: holds something else than an SAE; save into a new folder")
         dtype = sae.tensors["W_dec"].dtype
         weights = {name: sae.tensors[name].expand(shape).to(dtype) for name, shape in _shapes(sae.cfg).items()}
-        texts = {CONFIG: saelens_config(sae.cfg, dtype), OWN: own_config(sae)}
         with new_folder(path) as temporary:
             save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
-            for name, content in texts.items():
-                (temporary / name).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+            write_json(temporary / CONFIG, saelens_config(sae.cfg, dtype))
+            average, training = float(sae.tensors.get("threshold_ema", math.nan)), sae.cfg.training
+            own = Own(
+                config=None if training is None else to_dict(training),
+                threshold_ema=average if math.isfinite(average) else None,
+                metadata=sae.cfg.metadata,
+                checksums={WEIGHTS: crc32(temporary / WEIGHTS)},
+            )
+            write_file(temporary / OWN, "sae", own.to_dict())
         return path
 
 
-FORMAT = SAELens()
+FORMATS.register("saelens", SAELens(), __name__)
 
 
 def saelens_config(cfg: InferenceConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -95,18 +117,7 @@ def saelens_config(cfg: InferenceConfig, dtype: torch.dtype) -> dict[str, Any]:
         "reshape_activations": "none",
         "metadata": metadata | {"sae_lens_version": SAELENS_VERSION, "sae_lens_training_version": None},
     }
-    return content | ({"k": cfg.k} if architectures()[cfg.architecture].needs_k else {})
-
-
-def own_config(sae: StoredSAE) -> dict[str, Any]:
-    """Content of sampled_sae.json: what SAELens has no place for."""
-    average, training = float(sae.tensors.get("threshold_ema", math.nan)), sae.cfg.training
-    content = {
-        "config": None if training is None else to_dict(training),
-        "threshold_ema": average if math.isfinite(average) else None,
-        "metadata": sae.cfg.metadata,
-    }
-    return versioned("sae", content)
+    return content | ({"k": cfg.k} if ARCHITECTURES[cfg.architecture].needs_k else {})
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -119,8 +130,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         if name not in config:
             raise UserError(f"{path}: {name} is missing: not a SAELens v6 configuration")
     allowed: dict[str, tuple[Any, ...]] = {
-        "architecture": tuple(sorted(architectures())),
-        "apply_b_dec_to_input": (True, False),
+        "architecture": tuple(sorted(ARCHITECTURES)),
         "normalize_activations": ("none",),
         "reshape_activations": ("none",),
     }
@@ -131,15 +141,17 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_own(folder: Path) -> dict[str, Any]:
-    """sampled_sae.json, or nothing if another program wrote the folder."""
+def _read_own(folder: Path) -> Own | None:
+    """sampled_sae.json; None if another program wrote the folder."""
     path = folder / OWN
-    if not path.exists():
-        return {}
-    own = read_file(path, "sae")
-    if not {"config", "threshold_ema", "metadata"} <= own.keys():
-        raise UserError(f"{path}: not a configuration of this program")
-    return own
+    return Own.from_dict(read_file(path, "sae"), path) if path.exists() else None
+
+
+def _training(config: dict[str, Any], path: Path) -> SAEConfig:
+    try:
+        return sae_config_from_dict(config)
+    except UserError as error:
+        raise UserError(f"{path}: config: {error}") from None
 
 
 def _shapes(cfg: InferenceConfig) -> dict[str, tuple[int, ...]]:
@@ -149,7 +161,7 @@ def _shapes(cfg: InferenceConfig) -> dict[str, tuple[int, ...]]:
         "W_dec": (cfg.d_sae, cfg.d_in),
         "b_dec": (cfg.d_in,),
     }
-    return common | {name: (cfg.d_sae,) for name in architectures()[cfg.architecture].tensors}
+    return common | {name: (cfg.d_sae,) for name in ARCHITECTURES[cfg.architecture].tensors}
 
 
 def _checked(path: Path, weights: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:

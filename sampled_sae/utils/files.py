@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,15 @@ def read_json(path: Path) -> Any:
     except (ValueError, RecursionError) as error:  # RecursionError: objects nested too deeply
         what = str(error).split(";")[0]
         raise UserError(f"{path}: not valid JSON ({what}); was it cut short?") from None
+
+
+def crc32(path: Path) -> int:
+    """Checksum of a file's bytes."""
+    found = 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(2**22):
+            found = zlib.crc32(chunk, found)
+    return found
 
 
 @contextmanager

@@ -73,6 +73,9 @@ def test_a_folder_from_elsewhere_loads_without_ours(sae, tmp_path):
 def test_damaged_folders_get_a_clear_line(sae, tmp_path):
     with pytest.raises(ss.UserError, match=r"nowhere: no SAE there \(no such folder\)"):
         SAE.load(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(ss.UserError, match=r"file: a file, not the folder of an SAE"):
+        SAE.load(tmp_path / "file")
     with pytest.raises(ss.UserError, match=r": no SAE in this folder \(no cfg.json\)"):
         SAE.load(tmp_path)
     sae.save(tmp_path / "sae")
@@ -106,7 +109,7 @@ def test_a_runs_folder_names_the_saes_in_it(sae, tmp_path, below):
 def test_a_damaged_configuration_of_ours_gets_a_clear_line(sae, tmp_path):
     sae.save(tmp_path / "sae")
     (tmp_path / "sae" / "sampled_sae.json").write_text("{}")
-    with pytest.raises(ss.UserError, match=r"sampled_sae\.json: not a configuration of this program"):
+    with pytest.raises(ss.UserError, match=r"sampled_sae\.json: config: is missing"):
         SAE.load(tmp_path / "sae")
 
 
@@ -123,3 +126,82 @@ def test_thresholds_stay_in_float32(sae):
     assert sae.to(torch.bfloat16).threshold.dtype == torch.float32
     assert sae.threshold == torch.tensor(0.3)
     assert sae.W_dec.dtype == torch.bfloat16
+
+
+def edit(path, **fields):
+    """Change fields of a JSON file; None removes one."""
+    content = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+def test_changed_weights_are_noticed(sae, tmp_path):
+    folder = sae.save(tmp_path / "sae")
+    own = json.loads((folder / "sampled_sae.json").read_text())
+    assert own["format_version"] == 1 and own["checksums"].keys() == {"sae_weights.safetensors"}
+    path = folder / "sae_weights.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    with pytest.raises(ss.UserError, match=r"sae_weights\.safetensors: missing or damaged \(its CRC-32 is \d+, but"):
+        SAE.load(folder)
+    with torch.no_grad():
+        sae.b_dec.add_(1)
+    (sae.save(tmp_path / "other") / path.name).replace(path)
+    with pytest.raises(ss.UserError, match="missing or damaged"):
+        SAE.load(folder)
+    # Without checksums, as before version 1, the folder is read as it is.
+    edit(folder / "sampled_sae.json", checksums=None, format_version=None)
+    assert torch.equal(SAE.load(folder).b_dec, sae.b_dec)
+
+
+@pytest.mark.parametrize(
+    "file, fields, line",
+    [
+        ("cfg.json", {"d_in": "6"}, "d_in = '6': must be a whole number"),
+        ("cfg.json", {"d_sae": 0}, "d_sae = 0: must be at least 1"),
+        ("cfg.json", {"d_sae": None}, "d_sae is missing: not a SAELens v6 configuration"),
+        ("cfg.json", {"architecture": ["jumprelu"]}, "architecture = .'jumprelu'.: only"),
+        ("cfg.json", {"architecture": "topk"}, "k = None: must be a number for 'topk' SAEs"),
+        ("cfg.json", {"normalize_activations": "layer_norm"}, "normalize_activations = 'layer_norm': only 'none' can"),
+        ("cfg.json", {"metadata": [3]}, "metadata = .3.: must be an object with named fields"),
+        ("sampled_sae.json", {"metadata": [3]}, "metadata = .3.: must be an object with named fields"),
+        ("sampled_sae.json", {"checksums": 3}, "checksums = 3: must be an object with named fields"),
+        ("sampled_sae.json", {"threshold_ema": "high"}, "threshold_ema = 'high': must be a number"),
+        ("sampled_sae.json", {"config": 3}, "config = 3: must be an object with named fields, or none"),
+    ],
+)
+def test_wrong_values_in_the_configuration_get_a_clear_line(sae, tmp_path, file, fields, line):
+    folder = sae.save(tmp_path / "sae")
+    if file == "cfg.json":
+        own = folder / "sampled_sae.json"
+        own.write_text(json.dumps(json.loads(own.read_text()) | {"config": None}))
+        if "metadata" in fields:
+            own.unlink()
+    edit(folder / file, **fields)
+    with pytest.raises(ss.UserError, match=line) as error:
+        SAE.load(folder)
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+@torch.no_grad()
+def test_a_topk_folder_with_rescaled_codes(sae, tmp_path):
+    """SAELens multiplies codes by the norms of the decoder rows before the selection, and divides for decoding."""
+    source = SAE(InferenceConfig(6, 20, "topk", k=4, apply_b_dec_to_input=False))
+    for name in ("W_enc", "b_enc", "W_dec", "b_dec"):
+        getattr(source, name).copy_(getattr(sae, name))
+    folder = source.save(tmp_path / "sae")
+    (folder / "sampled_sae.json").unlink()
+    edit(folder / "cfg.json", rescale_acts_by_decoder_norm=True)
+    x, norms = torch.randn(9, 6), sae.W_dec.norm(dim=1)
+    codes = (x @ sae.W_enc + sae.b_enc).relu() * norms
+    codes = codes * (codes >= codes.topk(4, dim=1).values[:, -1:])
+    back = SAE.load(folder)
+    torch.testing.assert_close(back.encode(x), codes)
+    torch.testing.assert_close(back(x), codes / norms @ sae.W_dec + sae.b_dec)
+
+
+def test_loading_in_another_dtype(sae, tmp_path):
+    back = SAE.load(sae.save(tmp_path / "sae"), dtype=torch.bfloat16)
+    assert back.dtype == torch.bfloat16 and back.threshold == sae.threshold
+    assert back.folder == tmp_path / "sae"
+    with pytest.raises(ss.UserError, match="format = 'zip': unknown; the formats are saelens"):
+        sae.save(tmp_path / "other", format="zip")

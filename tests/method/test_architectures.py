@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sampled_sae.method.architectures import InferenceConfig, architectures
+from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
@@ -40,7 +40,7 @@ def truth(sae: SAE) -> torch.Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["gated", "jumprelu", "standard", "topk"])
 def test_codes_are_the_formula(name, tmp_path):
-    assert sorted(architectures()) == ["gated", "jumprelu", "standard", "topk"]
+    assert sorted(ARCHITECTURES) == ["gated", "jumprelu", "standard", "topk"]
     sae = made(name, k=12 if name == "topk" else None)
     if name == "gated":
         sae.b_enc.zero_()
@@ -55,7 +55,9 @@ def test_codes_are_the_formula(name, tmp_path):
 
 
 def test_unknown_or_incomplete_architectures_are_refused():
-    with pytest.raises(UserError, match="architecture = 'crosscoder': must be one of gated, jumprelu, standard, topk"):
+    with pytest.raises(
+        UserError, match="architecture = 'crosscoder': unknown; the architectures are gated, jumprelu, standard, topk"
+    ):
         InferenceConfig(6, 20, "crosscoder")
-    with pytest.raises(UserError, match="k = None: must be a number for architecture 'topk'"):
+    with pytest.raises(UserError, match="k = None: must be a number for 'topk' SAEs"):
         InferenceConfig(6, 20, "topk")

@@ -1,25 +1,30 @@
-"""SAE architectures for inference, one file each: how pre-activations become codes."""
+"""SAE architectures for inference: how pre-activations become codes. A new architecture is a file in this folder:
+
+    class Absolute(Architecture):
+        def activate_(self, sae, pre, latents):
+            return pre.abs_()
+
+    ARCHITECTURES.register("absolute", Absolute(), __name__)
+
+Architectures of other packages are found through the entry point `sampled_sae.architectures`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
 from torch import Tensor
 
+from sampled_sae.config import Config, Positive, require
 from sampled_sae.method.config import SAEConfig
-from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.registry import Registry
 
 
 class Architecture(ABC):
-    """One architecture. Its file assigns an instance to `ARCHITECTURE`."""
+    """One architecture, registered under the name that SAELens has for it in cfg.json."""
 
-    name: str
-    """As SAELens spells it in cfg.json."""
     tensors: tuple[str, ...] = ("b_enc",)
     """Tensors [d_sae] beyond W_enc, W_dec and b_dec, with their names in SAELens."""
     per_latent: bool = True
@@ -32,29 +37,25 @@ class Architecture(ABC):
         """Pre-activations [n, c] of the given latents [c] (None: all) -> codes [n, c]; `pre` may be overwritten."""
 
 
+ARCHITECTURES: Registry[Architecture] = Registry("architecture", __name__, "sampled_sae.architectures")
+
+
 def pick(tensor: Tensor, latents: Tensor | None) -> Tensor:
     """Entries of a tensor [d_sae] for the given latents [c], or all."""
     return tensor if latents is None else tensor[latents]
 
 
-@cache
-def architectures() -> dict[str, Architecture]:
-    """All architectures by name."""
-    modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
-    return {module.ARCHITECTURE.name: module.ARCHITECTURE for module in modules}
-
-
 @dataclass(frozen=True, slots=True)
-class InferenceConfig:
+class InferenceConfig(Config):
     """What an SAE is, besides its tensors."""
 
-    d_in: int
+    d_in: Positive
     """Width of the activations."""
-    d_sae: int
+    d_sae: Positive
     """Number of latents."""
     architecture: str = "jumprelu"
-    """How pre-activations become codes: a name in `architectures()`."""
-    k: int | None = None
+    """How pre-activations become codes."""
+    k: Positive | None = None
     """Active latents per token: exactly for topk; None if unknown or not fixed."""
     apply_b_dec_to_input: bool = True
     """Whether b_dec is subtracted from the input before encoding."""
@@ -63,9 +64,6 @@ class InferenceConfig:
     metadata: dict[str, Any] = field(default_factory=dict)
     """Origin of the SAE: model, hook point, text, training run. Saved with it."""
 
-    def __post_init__(self) -> None:
-        known = architectures()
-        if self.architecture not in known:
-            raise UserError(f"architecture = {self.architecture!r}: must be one of {', '.join(sorted(known))}")
-        if known[self.architecture].needs_k and self.k is None:
-            raise UserError(f"k = None: must be a number for architecture {self.architecture!r}")
+    def check(self) -> None:
+        needs_k = ARCHITECTURES.find(self.architecture).needs_k
+        require(not needs_k or self.k is not None, "k", self.k, f"must be a number for {self.architecture!r} SAEs")

@@ -6,11 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from sampled_sae.method.architectures import Architecture, pick
+from sampled_sae.method.architectures import ARCHITECTURES, Architecture, pick
 
 
 class Gated(Architecture):
-    name = "gated"
     tensors = ("b_gate", "r_mag", "b_mag")
 
     def activate_(self, sae: Any, pre: Tensor, latents: Tensor | None) -> Tensor:
@@ -19,4 +18,4 @@ class Gated(Architecture):
         return (pre * r_mag.exp()).add_(b_mag).relu_().masked_fill_(closed, 0.0)
 
 
-ARCHITECTURE = Gated()
+ARCHITECTURES.register("gated", Gated(), __name__)

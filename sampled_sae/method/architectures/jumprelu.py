@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampled_sae.method.architectures import Architecture, pick
+from sampled_sae.method.architectures import ARCHITECTURES, Architecture, pick
 
 
 class JumpReLU(Architecture):
-    name = "jumprelu"
     tensors = ("b_enc", "threshold")
 
     def activate_(self, sae: Any, pre: Tensor, latents: Tensor | None) -> Tensor:
@@ -21,4 +20,4 @@ class JumpReLU(Architecture):
         return pre.masked_fill_(pre <= pick(cut, latents), 0.0)
 
 
-ARCHITECTURE = JumpReLU()
+ARCHITECTURES.register("jumprelu", JumpReLU(), __name__)

@@ -6,14 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from sampled_sae.method.architectures import Architecture
+from sampled_sae.method.architectures import ARCHITECTURES, Architecture
 
 
 class Standard(Architecture):
-    name = "standard"
-
     def activate_(self, sae: Any, pre: Tensor, latents: Tensor | None) -> Tensor:
         return pre.relu_()
 
 
-ARCHITECTURE = Standard()
+ARCHITECTURES.register("standard", Standard(), __name__)

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampled_sae.method.architectures import Architecture
+from sampled_sae.method.architectures import ARCHITECTURES, Architecture
 
 
 class TopK(Architecture):
-    name = "topk"
     per_latent = False
     needs_k = True
 
@@ -20,4 +19,4 @@ class TopK(Architecture):
         return torch.zeros_like(pre).scatter(-1, largest.indices, largest.values.relu())
 
 
-ARCHITECTURE = TopK()
+ARCHITECTURES.register("topk", TopK(), __name__)
