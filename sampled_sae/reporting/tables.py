@@ -5,8 +5,6 @@ The LaTeX compiles with pdfLaTeX, XeLaTeX and LuaLaTeX.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import textwrap
 import unicodedata
@@ -18,7 +16,7 @@ from sampled_sae.evals.session import names_of
 from sampled_sae.reporting.collect import Kind, kinds
 from sampled_sae.reporting.sweep import Configuration, Sweep, key_of
 from sampled_sae.utils.files import make_folder, read_json, write_json, write_text
-from sampled_sae.utils.measures import Cell, Column, Table, find, form, number, shown
+from sampled_sae.utils.measures import Cell, Column, Table, csv_text, find, form, number, shown
 
 
 class Missing(NamedTuple):
@@ -61,34 +59,20 @@ def columns_only(table: Table, kept: Sequence[int]) -> Table:
 
 # ---- CSV -----------------------------------------------------------------------------------------------
 
-FORMULA = re.compile(r"[=+\-@]")
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-
-
 def comma_separated(table: Table) -> str:
     """All digits of all values; a column with ranges becomes three: NAME, NAME_low and NAME_high."""
     names = [column.name or column.title for column in table.columns]
     ranged = [any(isinstance(row[c], tuple) for row in table.rows) for c in range(len(names))]
     heads = [head for name, three in zip(names, ranged, strict=True) for head in _three(name, three)]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_in_csv(head) for head in heads])
-    for row in table.rows:
-        parts = [cell if isinstance(cell, tuple) else (cell, *[None] * 2 * ranged[c]) for c, cell in enumerate(row)]
-        writer.writerow([_in_csv(value) for part in parts for value in part])
-    return text.getvalue()
+    parts = [
+        [cell if isinstance(cell, tuple) else (cell, *[None] * 2 * ranged[c]) for c, cell in enumerate(row)]
+        for row in table.rows
+    ]
+    return csv_text(heads, ([value for part in row for value in part] for row in parts))
 
 
 def _three(name: str, ranged: bool) -> list[str]:
     return [name, f"{name}_low", f"{name}_high"] if ranged else [name]
-
-
-def _in_csv(value: Any) -> Any:
-    """Text on one line; an apostrophe keeps spreadsheets from running text that begins like a formula."""
-    if not isinstance(value, str):
-        return value
-    line = shown(value)
-    return f"'{line}" if FORMULA.match(line) and not NUMBER.fullmatch(line) else line
 
 
 # ---- Markdown ------------------------------------------------------------------------------------------

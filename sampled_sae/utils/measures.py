@@ -5,10 +5,12 @@ Evaluations and training declare their metrics; tables, figures, axes and explan
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 Better = Literal["low", "high"]
@@ -140,6 +142,26 @@ def _escape(sign: str) -> str:
 def in_html(text: object) -> str:
     """For HTML, between tags and in quoted attributes."""
     return html.escape(shown(text))
+
+
+FORMULA = re.compile(r"[=+\-@]")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def csv_text(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A CSV file: numbers with all their digits, text on one line, nothing for None."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([_in_csv(value) for value in row] for row in (heads, *rows))
+    return text.getvalue()
+
+
+def _in_csv(value: Any) -> Any:
+    """An apostrophe keeps spreadsheets from running text that begins like a formula."""
+    if not isinstance(value, str):
+        return value
+    line = shown(value)
+    return f"'{line}" if FORMULA.match(line) and not NUMBER.fullmatch(line) else line
 
 
 def listed(names: list[str], most: int = 3) -> str:

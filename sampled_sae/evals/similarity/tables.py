@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from sampled_sae.config import write_file
 from sampled_sae.utils.files import write_text
+from sampled_sae.utils.measures import csv_text
 from sampled_sae.utils.system import git_commit, versions
 
 PAIR_COLUMNS = (
@@ -26,8 +25,8 @@ def write_comparison(content: dict[str, Any], embedder: str, out: Path) -> None:
     """Write a comparison as compare.json, pairs.csv and unique.csv."""
     origin = {"versions": versions(), "git_commit": git_commit(), "embedder": embedder}
     write_file(out / "compare.json", "comparison", content | origin)
-    write_text(out / "pairs.csv", _csv(PAIR_COLUMNS, map(_pair_row, content["pairs"])))
-    write_text(out / "unique.csv", _csv(UNIQUE_COLUMNS, _unique_rows(content["pairs"])))
+    write_text(out / "pairs.csv", csv_text(PAIR_COLUMNS, map(_pair_row, content["pairs"])))
+    write_text(out / "unique.csv", csv_text(UNIQUE_COLUMNS, _unique_rows(content["pairs"])))
 
 
 def _pair_row(pair: dict[str, Any]) -> list[Any]:
@@ -50,11 +49,3 @@ def _unique_rows(pairs: Iterable[dict[str, Any]]) -> Iterable[list[Any]]:
             for row in item["table"]:
                 own = (row[name] for name in UNIQUE_COLUMNS[2:-2])
                 yield [item["of"], item["against"], *own, item["latents"], item["equals"]]
-
-
-def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()
