@@ -23,7 +23,7 @@ async function showAddress() {
   showRows();
   let content;
   try {
-    content = known ? await latentView(latent) : aboutView(latent >= 0 ? `There is no latent ${latent}: they are 0 to ${book.latents - 1}.` : null);
+    content = known ? await latentView(latent) : aboutView(latent >= 0 ? `There is no latent ${latent}: the numbers are 0 to ${book.latents - 1}.` : null);
   } catch (error) {
     content = [make("p", {class: "notes", role: "alert"}, error.message)];
   }
@@ -42,10 +42,10 @@ function aboutView(problem) {
     make("dl", {class: "facts"}, ...facts),
     notes.length ? make("ul", {class: "notes"}, ...notes) : null,
     densities(),
-    section("How to find one", null, make("dl", {class: "keys"}, ...[
-      ["Search", "Words of an explanation, or a token among those that a latent fires on most. Every word must be found. chem* finds what begins so; #12 is latent 12."],
+    section("Search and keys", null, make("dl", {class: "keys"}, ...[
+      ["Search", "Words of an explanation, or one of a latent's top tokens. Every word must match. chem* matches a prefix; #12 is latent 12."],
       ["/", "goes to the search; Enter or ↓ from there to the list"], ["↑ ↓ or ← →", "previous and next latent"],
-      ["Page ↑ ↓, Home, End", "in steps of ten, first and last"], ["Esc", "empties the search, closes a latent"],
+      ["Page ↑ ↓, Home, End", "in steps of ten, first and last"], ["Esc", "clears the search, closes a latent"],
     ].flatMap(([key, text]) => [make("dt", {}, key), make("dd", {}, text)]))),
   ].filter(node => node);
 }
@@ -57,7 +57,7 @@ function densities() {
   for (const value of live) counts[Math.min(bins - 1, Math.floor((value - low) * 8))]++;
   const edge = i => share(10 ** (low + i / 8)), labels = [];
   for (let power = low; power <= 0; power++) labels.push([(power - low) / -low, share(10 ** power)]);
-  return section("How often they fire", `${whole(live.length)} latents by density; heights are logarithms of counts.`,
+  return section("Firing densities", `${whole(live.length)} latents by density; heights are logarithms of counts.`,
     make("figure", {}, bars(counts, edge, "Histogram of densities", labels)));
 }
 

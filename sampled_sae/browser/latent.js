@@ -17,7 +17,7 @@ async function latentView(latent) {
   return [
     headOf(latent),
     facts(latent, scores[latent] ?? {}, unique?.[latent]),
-    fires ? firesOn(latent, columns, row) : make("p", {class: "notes"}, `It is silent: it fires at none of the ${whole(book.about.read)} tokens read.`),
+    fires ? firesOn(latent, columns, row) : make("p", {class: "notes"}, `It is dead here: it fires on none of the ${whole(book.about.read)} tokens read.`),
     fires ? topContexts(windows.filter(window => window.band === TOP), maximum) : null,
     fires ? histogramOf(columns, row, maximum) : null,
     fires ? drawnContexts(windows.filter(window => window.band !== TOP), maximum) : null,
@@ -38,7 +38,7 @@ function headOf(latent) {
   const step = (text, label, steps) => make("button", {type: "button", "aria-label": label, title: label, onclick: () => move(steps)}, text);
   return make("header", {}, make("div", {class: "line"}, make("h2", {}, `Latent ${latent}`),
     make("nav", {}, step("‹", "Previous latent", -1), step("›", "Next latent", 1), make("a", {href: "#about", class: "close", title: "Close (Esc)"}, "Close"))),
-  make("p", {class: said ? "said" : "said note"}, said ?? "Nobody has explained it yet."));
+  make("p", {class: said ? "said" : "said note"}, said ?? "It has no explanation yet."));
 }
 
 function facts(latent, scores, unique) {
@@ -51,7 +51,7 @@ function facts(latent, scores, unique) {
     fact("Largest activation", short(maximum[latent])),
     ...(others.length || !score ? others : [fact("Score", fixed(score[latent]))]),
     fact("Nearest in this SAE", fixed(near[latent]), "Largest decoder cosine"),
-    alone ? fact("Uniqueness", fixed(alone[latent]), `1 less the largest decoder cosine with any latent of ${book.about.other}`) : null,
+    alone ? fact("Uniqueness", fixed(alone[latent]), `1 minus the largest decoder cosine with any latent of ${book.about.other}`) : null,
   ];
   return make("div", {}, make("dl", {class: "facts"}, ...items), unique ? uniqueNote(unique) : null);
 }
@@ -65,7 +65,7 @@ const uniqueNote = item => make("p", {class: "notes"},
 function firesOn(latent, columns, row) {
   const shares = part(columns.shares, row, book.tokensKept);
   const items = topTokens(latent).map((word, i) => make("li", {}, chip(word), make("small", {}, `${Math.round(100 * shares[i])}%`)));
-  return section("Tokens it fires on", "With their share of all of its activation.", make("ul", {class: "chips"}, ...items));
+  return section("Top tokens", "With their share of the sum of its activations.", make("ul", {class: "chips"}, ...items));
 }
 
 function histogramOf(columns, row, maximum) {
@@ -73,7 +73,7 @@ function histogramOf(columns, row, maximum) {
   const labels = [0, 0.25, 0.5, 0.75, 1].map(at => [at, short(at * maximum)]);
   const total = counts.reduce((a, b) => a + b, 0), low = counts.slice(0, Math.ceil(counts.length / 2)).reduce((a, b) => a + b, 0);
   const what = `Histogram of ${whole(total)} activations up to ${short(maximum)}`;
-  return section("How strongly", `Its activations; heights are logarithms of counts. ${Math.round((100 * low) / total)}% lie in the lower half.`,
+  return section("Activation histogram", `Heights are logarithms of counts. ${Math.round((100 * low) / total)}% lie in the lower half.`,
     make("figure", {}, bars(counts, edge, what, labels)));
 }
 
@@ -84,17 +84,17 @@ function outputOf(columns, row) {
     const items = [...words].map((word, i) => make("li", {class: name, "--part": Math.abs(by[i]) / most}, chip(word), make("small", {}, `${by[i] < 0 ? "−" : "+"}${short(Math.abs(by[i]))}`)));
     return make("div", {}, make("h4", {}, title), make("ol", {class: "effects"}, ...items));
   };
-  return section("Its direct effect on the output", "Its decoder row through the final norm's weight and the unembedding, past all later layers.",
+  return section("Direct effect on the output", "Its decoder row through the final norm's weight and the unembedding, without the later layers.",
     make("div", {class: "pair"}, side("promoted", "Promotes"), side("suppressed", "Suppresses")));
 }
 
 // ---- contexts ----
 
-const topContexts = (windows, maximum) => section("Where it fires most",
-  "The contexts of its largest activations, one place in each. A click on a line shows all of its context.", contextList(windows, maximum));
+const topContexts = (windows, maximum) => section("Top activations",
+  "The contexts of its largest activations, one position in each. Click a line to show its whole context.", contextList(windows, maximum));
 
 function drawnContexts(windows, maximum) {
-  if (!windows.length) return section("Across its range", "All contexts in which it fires are shown above.");
+  if (!windows.length) return section("Activations across the range", "All contexts in which it fires are shown above.");
   const bands = book.about.bands, groups = [];
   for (let band = bands - 1; band >= 0; band--) {
     const some = windows.filter(window => window.band === band);
@@ -102,14 +102,14 @@ function drawnContexts(windows, maximum) {
     const range = `${Math.round((100 * band) / bands)} to ${Math.round((100 * (band + 1)) / bands)}% of the largest`;
     groups.push(make("h4", {}, range), contextList(some, maximum));
   }
-  return section("Across its range", "Drawn at random from the other contexts in which it fires, the strongest first.", ...groups);
+  return section("Activations across the range", "Random samples of the other contexts in which it fires, the strongest first.", ...groups);
 }
 
 const contextList = (windows, maximum) => make("ol", {class: "contexts"}, ...windows.map(window => contextLine(window, maximum)));
 
 function contextLine(window, maximum) {
   const text = make("span", {class: "context", dir: "ltr"}), value = short(window.values.get(window.centre));
-  const button = make("button", {type: "button", "aria-expanded": "false", title: "Show all of the context"}, value);
+  const button = make("button", {type: "button", "aria-expanded": "false", title: "Show the whole context"}, value);
   const line = make("li", {}, button, text);
   const fill = all => text.replaceChildren(...shaded(window, maximum, all));
   line.addEventListener("click", () => {
@@ -140,7 +140,7 @@ function shaded({words, values, centre}, maximum, all) {
 function nearestHere(columns, row) {
   const width = columns.near.length / (columns.windows.length - 1), near = part(columns.near, row, width), cosine = part(columns.nearCosine, row, width);
   const items = [...near].map((latent, i) => latent < 0 ? null : neighbour(cosine[i], link(latent), book.columns.fired[latent] ? topTokens(latent) : null, explanation(latent)));
-  const note = items.some(item => item) ? "By the cosine of decoder rows." : "It has no direction: its decoder row is zero.";
+  const note = items.some(item => item) ? "By the cosine of decoder rows." : "Its decoder row is zero, so it has no direction.";
   return section("Nearest latents in this SAE", note, make("ol", {class: "neighbours"}, ...items));
 }
 
@@ -154,8 +154,8 @@ function nearestThere(columns, row, otherText) {
   return section(`Nearest latents in ${book.about.other}`, null, make("ol", {class: "neighbours"}, ...items));
 }
 
-// `words`: what it fires on; null for a latent that is silent in this text.
+// `words`: what it fires on; null for a latent that does not fire in this text.
 function neighbour(cosine, name, words, said) {
-  const shown = words === null ? [make("i", {}, "silent here")] : words.slice(0, 4).flatMap(word => [chip(word), " "]);
+  const shown = words === null ? [make("i", {}, "dead here")] : words.slice(0, 4).flatMap(word => [chip(word), " "]);
   return make("li", {}, make("b", {}, fixed(cosine)), name, make("span", {class: "about"}, make("span", {}, ...shown), said ? make("span", {class: "text"}, said) : null));
 }

@@ -22,7 +22,7 @@ function draw(tag, options = {}, ...children) {
 const whole = value => value.toLocaleString("en-US");
 const short = value => !Number.isFinite(value) ? "" : value === 0 ? "0" : Math.abs(value) >= 1000 ? whole(Math.round(value)) : value.toPrecision(3);
 const share = value => value === 0 ? "0" : value >= 1e-8 ? `${Number((100 * value).toPrecision(2))}%` : `${value.toExponential(1)}`;
-const fixed = value => Number.isFinite(value) ? value.toFixed(2).replace(/^(-?)0\./, "$1.") : "";
+const fixed = value => Number.isFinite(value) ? value.toFixed(2) : "";
 
 const chip = (word, options = {}) => make("span", {class: "token", title: `token “${book.words[word]}”`, ...options}, book.words[word]);
 

@@ -9,10 +9,10 @@ function possibleColumns() {
   return [
     {key: "latent", head: "Latent", title: "number", down: false},
     {key: "density", head: "Density", title: "density", down: true, show: share, meaning: "Share of tokens at which it fires"},
-    {key: "score", head: "Score", title: "score", down: true, show: fixed, meaning: "How well its explanation tells where it fires"},
+    {key: "score", head: "Score", title: "score", down: true, show: fixed, meaning: "How well its explanation predicts where it fires"},
     {key: "near", head: "Nearest", title: "nearest in this SAE", down: true, show: fixed, meaning: "Largest decoder cosine with another latent of this SAE"},
-    {key: "unique", head: "Unique", title: "uniqueness", down: true, show: fixed, meaning: `1 less the largest decoder cosine with any latent of ${other}`},
-    {key: "listed", title: "uniqueness, text too", down: true, meaning: "By sampled-sae compare: decoder rows and explanations"},
+    {key: "unique", head: "Unique", title: "uniqueness", down: true, show: fixed, meaning: `1 minus the largest decoder cosine with any latent of ${other}`},
+    {key: "listed", title: "uniqueness with explanations", down: true, meaning: "By sampled-sae compare: decoder rows and explanations"},
     {key: "maximum", title: "largest activation", down: true},
   ].filter(column => column.key === "latent" || book.columns[column.key]);
 }
@@ -42,7 +42,7 @@ function showOrder() {
   document.getElementById("sort").value = state.by;
   const turn = document.getElementById("turn");
   turn.textContent = state.down ? "↓" : "↑";
-  turn.title = state.down ? "Largest first; turn round" : "Smallest first; turn round";
+  turn.title = state.down ? "Largest first; click to reverse" : "Smallest first; click to reverse";
   for (const button of heads.querySelectorAll("button")) {
     const on = button.classList.contains(state.by);
     button.dataset.order = on ? (state.down ? "down" : "up") : "";
@@ -102,7 +102,7 @@ function refresh() {
   document.getElementById("count").textContent = `${whole(order.length)} of ${whole(book.latents)} latents`;
   const none = document.getElementById("none");
   none.hidden = order.length > 0;
-  none.textContent = searched ? "No latent has all of these words in its explanation or among its tokens." : "No latent fires.";
+  none.textContent = searched ? "No latent matches: every word must be in its explanation or among its tokens." : "No latent fires.";
   list.scrollTop = 0;
   reveal();
   showRows();
@@ -132,7 +132,7 @@ function row(latent, place, height) {
   return make("div", {
     id: `row-${latent}`, class: "row", role: "option", "aria-selected": String(latent === state.chosen), "--top": `${place * height}px`,
     "aria-posinset": place + 1, "aria-setsize": state.order.length, onclick: () => go(latent),
-  }, ...cells, make("span", {class: "top"}, first === undefined ? make("i", {}, "silent") : chip(first)),
+  }, ...cells, make("span", {class: "top"}, first === undefined ? make("i", {}, "dead") : chip(first)),
   make("span", {class: said ? "text" : "text rest", title: said}, ...(said ? [said] : rest)));
 }
 

@@ -1,8 +1,7 @@
-"""The page itself: its frame, its look and its code in one HTML file; the numbers are in the files beside it."""
+"""The page of an SAE's latents: everything known about them, written as one HTML file with data files beside it."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 import shutil
@@ -15,73 +14,21 @@ from sampled_sae.browser.collect import BrowseConfig, Browsed, Told, collect
 from sampled_sae.browser.files import Page, data_files
 from sampled_sae.evals.results import FIRING, Density, Explanation, read_density, read_explanations, read_unique
 from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.reporting.pages import render, trusted
 from sampled_sae.sae import SAE
 from sampled_sae.utils.files import make_folder, new_folder, write_text
-from sampled_sae.utils.measures import in_html, shown
+from sampled_sae.utils.measures import shown
 
 CODE = ("data.js", "marks.js", "table.js", "latent.js", "browse.js")
 HERE = Path(__file__).parent
 
 
-def html_page(title: str, summary: str, folder: str) -> str:
-    """The whole page as text; `folder` is where its data lies, beside it."""
-    base = (HERE.parent / "reporting" / "page.css").read_text(encoding="utf-8")
-    css = _inner(_colours(base) + (HERE / "browse.css").read_text(encoding="utf-8"))
-    code = _inner('"use strict";\n' + "".join((HERE / name).read_text(encoding="utf-8") for name in CODE))
-    # Only this style and this code, and scripts that lie beside the page: nothing from the network, nothing inline.
-    policy = (
-        f"default-src 'none'; script-src 'self' file: {_hash(code)}; style-src {_hash(css)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    return f"""<!doctype html>
-<html lang="en" data-folder="{in_html(folder)}"><head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="referrer" content="no-referrer">
-<title>{in_html(title)}</title>
-<link rel="icon" href="data:,">
-<style>{css}</style>
-</head><body>
-<header>
-<div class="name"><h1>{in_html(title)}</h1><p>{in_html(summary)}</p></div>
-<form class="controls" role="search">
-<input type="search" id="query" placeholder="Search" autocomplete="off" spellcheck="false" aria-label="Search latents"
- aria-describedby="hint" title="Press / to search">
-<label>in <select id="scope"><option value="all">all</option><option value="text">explanations</option>
-<option value="tokens">tokens</option></select></label>
-<label>sorted by <select id="sort"></select></label>
-<button type="button" id="turn" aria-label="Turn the order round"></button>
-<label class="check"><input type="checkbox" id="silent"> silent ones too</label>
-<a href="#about" id="to-about">About</a>
-</form>
-<p id="hint" hidden>Words of an explanation, a token (chem* for what begins so), or #12 for a latent.</p>
-</header>
-<main>
-<section id="list" aria-label="Latents">
-<p id="count" role="status"></p>
-<div id="heads" role="presentation"></div>
-<div id="rows" role="listbox" tabindex="0" aria-label="Latents"><div id="all"></div><p id="none" hidden></p></div>
-</section>
-<article id="view" tabindex="-1" aria-live="off"><p class="note" id="wait">Loading …</p></article>
-</main>
-<noscript><p>This page needs JavaScript: it reads its numbers from the files beside it.</p></noscript>
-<script>{code}</script>
-</body></html>
-"""
-
-
-def _colours(css: str) -> str:
-    """The part of the other pages' style that names colours: all before the first rule of an element."""
-    return css[: css.index("* { box-sizing")]
-
-
-def _inner(text: str) -> str:
-    return f"\n{text}"
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def html_page(title: str, summary: str, data_folder: str) -> str:
+    """The whole page as text; `data_folder` is the name of the folder beside it with its data."""
+    colors, _, _ = (HERE.parent / "reporting" / "page.css").read_text(encoding="utf-8").partition("* { box-sizing")
+    css = trusted("\n" + colors + (HERE / "browse.css").read_text(encoding="utf-8"))
+    code = trusted('\n"use strict";\n' + "".join((HERE / name).read_text(encoding="utf-8") for name in CODE))
+    return render("browser.html", HERE, title=title, summary=summary, data_folder=data_folder, css=css, code=code)
 
 
 FOLDER = re.compile(r"data-[0-9a-f]{12}")
@@ -91,8 +38,8 @@ FOLDER = re.compile(r"data-[0-9a-f]{12}")
 def write_browser(page: Page, tokenizer: Any, out: Path, told: Told | None = None) -> Path:
     """Write the page into `out` and return its path.
 
-    The data lies whole in a folder of its own before the page that names it takes the place of an older one. Only
-    then is the older one's data removed; nothing else in `out` is touched.
+    The data is complete in a folder of its own before the page that names it replaces an older one. Only then is the
+    older one's data removed; nothing else in `out` is touched.
     """
     make_folder(out)
     tell = told or (lambda what, done, total: None)
@@ -126,7 +73,7 @@ def make_page(
     told: Told | None = None,
 ) -> Page:
     """Read contexts [n, L] of `text` and put together all that is known of the SAE in `folder`."""
-    # What lies on disk first: damage there must not be noticed after the work.
+    # Files are read first, so that damage is found before the work.
     density, meanings = read_density(folder, sae.d_sae), read_explanations(folder, sae.d_sae)
     unique = {} if compare is None else read_unique(compare, folder, sae.d_sae)
     other_meanings = {} if other_folder is None else read_explanations(other_folder)
@@ -169,7 +116,7 @@ def _facts(
         ("Latents", f"{sae.d_sae:,}, of width {sae.d_in:,}"),
         ("Text", text),
         ("Read", f"{browsed.read:,} tokens in {n:,} contexts of {length}"),
-        ("Firing there", f"{live:,} latents, {len(browsed.firings.value) / browsed.read:.1f} a token"),
+        ("Firing there", f"{live:,} latents, {len(browsed.firings.value) / browsed.read:.1f} per token"),
         ("Explained", f"{len(meanings):,} latents"),
     ]
 
@@ -179,7 +126,7 @@ def _notes(browsed: Browsed, meanings: dict[int, Explanation], other: str | None
     if not meanings:
         found.append("No latent is explained yet: sampled-sae eval --evals autointerp explains some of them.")
     if browsed.high_norm:
-        found.append(f"{browsed.high_norm:,} tokens of very high norm were left out: they would top most latents.")
+        found.append(f"{browsed.high_norm:,} high-norm tokens were left out: most latents fire on them.")
     if not same:
         found.append(f"{other} is of another layer or model: its latents were not read on this text.")
     return found

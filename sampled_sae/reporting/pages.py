@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,11 +47,16 @@ class Figure(NamedTuple):
 # ---- templates -----------------------------------------------------------------------------------------
 
 
-def render(template: str, /, folder: Path = HERE, **values: Any) -> str:
+def render(template: str, folder: Path = HERE, /, **values: Any) -> str:
     """A template of `folder`/templates as text; all values are escaped, hidden characters made visible."""
+    return trusted(_environment(folder).get_template(template).render(**values))
+
+
+def trusted(text: str) -> str:
+    """Text that templates insert as it is: HTML, styles and scripts of ours."""
     from markupsafe import Markup
 
-    return Markup(_environment(folder).get_template(template).render(**values))
+    return Markup(text)
 
 
 @functools.cache
@@ -64,7 +71,8 @@ def _environment(folder: Path) -> Environment:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    made.filters |= {"in_script": in_script, "settings": _settings, "bolded": lambda text: text.split(BOLD)}
+    made.filters |= {"in_script": in_script, "settings": _settings, "hashed": _hashed}
+    made.filters["bolded"] = lambda text: text.split(BOLD)
     made.globals |= {"dark": DARK, "dash": dash, "form": form, "page_rows": page_rows, "text_columns": text_columns}
     made.globals |= {"source": functools.partial(_source, folder), "plotly_script": _plotly_script}
     return made
@@ -76,26 +84,25 @@ def _visible(value: Any) -> Any:
 
 
 def _source(folder: Path, name: str) -> str:
-    """A style or script of ours, as it is."""
-    from markupsafe import Markup
-
-    return Markup((folder / name).read_text(encoding="utf-8"))
+    return trusted((folder / name).read_text(encoding="utf-8"))
 
 
 def _plotly_script() -> str:
-    from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    return Markup(get_plotlyjs())
+    return trusted(get_plotlyjs())
+
+
+def _hashed(text: str) -> str:
+    """How a content security policy names a style or script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def in_script(content: Any) -> str:
     """A figure or other content as JSON that cannot end the script block it is in."""
-    from markupsafe import Markup
-
     is_figure = hasattr(content, "to_plotly_json")
     text = content.to_json() if is_figure else json.dumps(content, ensure_ascii=False, allow_nan=False)
-    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+    return trusted(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def _settings(content: Any) -> str:

@@ -59,6 +59,7 @@ def columns_only(table: Table, kept: Sequence[int]) -> Table:
 
 # ---- CSV -----------------------------------------------------------------------------------------------
 
+
 def comma_separated(table: Table) -> str:
     """All digits of all values; a column with ranges becomes three: NAME, NAME_low and NAME_high."""
     names = [column.name or column.title for column in table.columns]

@@ -6,7 +6,6 @@ Evaluations and training declare their metrics; tables, figures, axes and explan
 from __future__ import annotations
 
 import csv
-import html
 import io
 import math
 import re
@@ -137,11 +136,6 @@ def shown(text: object, keep: str = "") -> str:
 
 def _escape(sign: str) -> str:
     return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(sign) or f"\\u{ord(sign):04x}"
-
-
-def in_html(text: object) -> str:
-    """For HTML, between tags and in quoted attributes."""
-    return html.escape(shown(text))
 
 
 FORMULA = re.compile(r"[=+\-@]")
