@@ -3,6 +3,7 @@
 from importlib import metadata as _metadata
 
 from sampled_sae.api import browse, compare, load_model, report
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import (
     Annealed,
     AuxKConfig,
@@ -36,6 +37,7 @@ __all__ = [
     "Constant",
     "Everything",
     "Fraction",
+    "InferenceConfig",
     "Interrupted",
     "Multiplier",
     "OptimizerConfig",

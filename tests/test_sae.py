@@ -1,4 +1,5 @@
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import sampled_sae as ss
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
-from sampled_sae.training.heldout import calibrated_threshold, measure_heldout
+from sampled_sae.training.heldout import by_threshold, calibrated_threshold
 
 
 @pytest.fixture
@@ -80,7 +81,8 @@ def test_what_is_measured_on_heldout_tokens():
     error = (x - sae(x)).square().sum() / (x - x.mean(0)).square().sum()
     assert found["fvu"] == pytest.approx(float(error.detach()), rel=1e-5)
     assert found["l0"] == pytest.approx(3)
-    assert measure_heldout(sae, x[:1].expand(5, -1)).fvu is None
+    same = by_threshold(sae, x[:1].expand(5, -1))
+    assert same.fvu is None and math.isnan(same.fve)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

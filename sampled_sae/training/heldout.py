@@ -1,7 +1,11 @@
-"""How well an SAE reconstructs: FVE, L0 and firing frequency, by threshold or as in training."""
+"""Held-out tokens: calibration of the inference threshold; FVU, L0 and firing frequency of an SAE.
+
+Codes are selected by the inference threshold, or by training-time selection (pool and cut over a batch).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,14 +23,19 @@ from sampled_sae.utils.errors import UserError
 
 
 class Reconstruction(NamedTuple):
-    """Measured over all tokens given."""
+    """Reconstruction of some tokens."""
 
-    fve: float
-    """Fraction of variance explained: 1 - sum ||x - x_hat||^2 / sum ||x - mean||^2, the mean over all tokens."""
+    fvu: float | None
+    """Fraction of variance unexplained: sum ||x - x_hat||^2 / sum ||x - mean||^2; None if all tokens are equal."""
     l0: float
-    """Mean active latents a token."""
+    """Mean active latents per token."""
     frequency: Tensor
-    """[m] share of the tokens on which each latent fires."""
+    """[d_sae]: fraction of the tokens on which each latent fires."""
+
+    @property
+    def fve(self) -> float:
+        """Fraction of variance explained, 1 - FVU; nan if all tokens are equal."""
+        return math.nan if self.fvu is None else 1 - self.fvu
 
 
 def parameters(sae: SAE) -> Parameters:
@@ -71,20 +80,19 @@ def _measure(sae: SAE, x: Tensor, select: Callable[[Tensor], SparseCodes], batch
     for part in x.split(batch_size):
         part = part.to(sae.device, sae.dtype)
         codes = select(part)
-        x_hat = sae.decode(codes)
-        error = error + (part - x_hat).square().sum(dtype=torch.float64)
+        error = error + (part - sae.decode(codes)).square().sum(dtype=torch.float64)
         variance = variance + (part - mean).square().sum(dtype=torch.float64)
         fired += torch.bincount(codes.latent, minlength=sae.d_sae)
-    l0 = float(fired.sum()) / len(x)
-    return Reconstruction(float(1 - error / variance), l0, fired.double() / len(x))
+    fvu = float(error / variance) if variance > 0 else None
+    return Reconstruction(fvu, float(fired.sum()) / len(x), fired.double() / len(x))
 
 
 @torch.no_grad()
 def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096) -> float:
-    """x [n, d] -> theta such that exactly k * n activations of x pass z > theta (0 if fewer are positive).
+    """x [n, d_in] -> theta such that exactly k * n activations of x pass z > theta (0 if fewer are positive).
 
     Exact up to ties: each chunk gives its largest values, more than could pass, and theta is the largest
-    value that must not.
+    value that must not pass.
     """
     wanted, spare = k * len(x), 4
     while True:
@@ -104,26 +112,3 @@ def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096) -> floa
             rounded = np.float32(theta)
             return float(rounded if rounded >= theta else np.nextafter(rounded, np.float32(np.inf)))
         spare *= 4
-
-
-class Heldout(NamedTuple):
-    """An SAE by its threshold on held-out tokens."""
-
-    fvu: float | None
-    """Fraction of variance unexplained; none where the tokens are all the same."""
-    l0: float
-    """Mean active latents a token."""
-
-
-@torch.no_grad()
-def measure_heldout(sae: SAE, x: Tensor, chunk: int = 4096) -> Heldout:
-    """x [n, d] -> what the SAE makes of it; for a threshold calibrated on the same tokens L0 is K."""
-    mean = x.double().mean(0)
-    error = variance = 0.0
-    active = 0
-    for part in x.split(chunk):
-        codes = sae.encode(part.to(sae.device))
-        active += int((codes > 0).sum())
-        error += float((part.to(sae.device) - sae.decode(codes)).double().square().sum())
-        variance += float((part.double() - mean).square().sum())
-    return Heldout(error / variance if variance > 0 else None, active / len(x))

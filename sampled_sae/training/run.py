@@ -19,7 +19,7 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.sae import SAE
 from sampled_sae.training import checkpoint
 from sampled_sae.training.callbacks import Sink, open_sinks
-from sampled_sae.training.heldout import calibrated_threshold, measure_heldout
+from sampled_sae.training.heldout import by_threshold, calibrated_threshold
 from sampled_sae.training.learner import Learner, Stats
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.system import git_commit, versions
@@ -241,7 +241,7 @@ class Run:
             measured = None
             if len(x):
                 sae.threshold.fill_(calibrated_threshold(sae, x, learner.config.k, self.shared.batch_size))
-                measured = measure_heldout(sae, x, self.shared.batch_size)
+                measured = by_threshold(sae, x, batch_size=self.shared.batch_size)
             sae.cfg.metadata.update(stream.metadata)
             sae.cfg.metadata["training"] = self.describe()["train"] | {
                 "scale": self.scale,
@@ -250,7 +250,7 @@ class Run:
                 "dead": float(learner.dead().float().mean()),
                 "ever_pooled": float(learner.ever_pooled.float().mean()),
                 "heldout_tokens_used": len(x),
-                "heldout": measured and measured._asdict(),
+                "heldout": measured and {"fvu": measured.fvu, "l0": measured.l0},
                 "versions": versions(),
                 "git_commit": git_commit(),
             }
