@@ -167,9 +167,14 @@ def browse(
         make_folder(Path(out))
         read = load_model(name, place, dtype)
         try:
+            contexts = _first_contexts(loaded, read, text, tokens, context)
+            listed = None if comparison is None else Path(comparison)
             page = make_page(
-                *(folder, loaded, read, position, _first_contexts(loaded, read, text, tokens, context), settings),
-                *(_text(text).name, beside, second, None if comparison is None else Path(comparison), bars),
+                *(loaded, read, position, contexts, settings),
+                text=_text(text).name,
+                other=second,
+                comparison=listed,
+                progress=bars,
             )
             index = write_browser(page, read.tokenizer, Path(out), bars)
         except torch.cuda.OutOfMemoryError:

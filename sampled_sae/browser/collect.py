@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from sampled_sae.browser.decoder import Neighbours, OutputTokens, neighbours, output_tokens
 from sampled_sae.browser.windows import TopTokens, Windows, histogram, pick_windows, top_tokens
-from sampled_sae.config import numbers, require, whole_numbers
+from sampled_sae.config import Bound, Config, Count, Positive, Seed
 from sampled_sae.data.contexts import find_end_of_text
 from sampled_sae.evals.core.schema import special_tokens
 from sampled_sae.evals.reading import Firings, Streams, collect_firings, counted_positions
@@ -20,53 +21,40 @@ from sampled_sae.utils.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class BrowseConfig:
+class BrowseConfig(Config):
     """How much is shown of each latent, and which tokens count."""
 
-    top: int = 10
+    top: Positive = 10
     """Contexts of the largest activations."""
-    bands: int = 5
+    bands: Annotated[int, Bound("must be from 1 to 100", lambda value: 1 <= value <= 100)] = 5
     """Equal parts of the range from 0 to the largest activation, from each of which contexts are drawn."""
-    each: int = 3
+    each: Count = 3
     """Contexts drawn from each of those parts."""
-    tokens_kept: int = 8
-    """Tokens that hold most of a latent's activation; these are searched."""
-    bins: int = 32
+    tokens_kept: Positive = 8
+    """Tokens with the largest share of a latent's activation; the search looks at these."""
+    bins: Positive = 32
     """Bins of the histogram of activations."""
-    promoted: int = 10
-    """Output tokens that it promotes most, and as many that it suppresses."""
-    near: int = 5
+    promoted: Count = 10
+    """Most promoted output tokens, and as many most suppressed ones."""
+    near: Count = 5
     """Nearest latents by decoder cosine, in this SAE and in the other one."""
-    norm_factor: float = 10.0
+    norm_factor: Annotated[float, Bound("must be at least 1 (inf for no high norms)", lambda value: value >= 1)] = 10.0
     """Tokens whose norm is above this many times the median are not read; inf reads all."""
-    contexts_at_once: int = 16
-    """Contexts in one pass through the model; what is shown is the same whatever it is."""
-    tokens_at_once: int = 2048
+    contexts_at_once: Positive = 16
+    """Contexts in one pass through the model; it does not change the page."""
+    tokens_at_once: Positive = 2048
     """Tokens that an SAE encodes at once."""
-    seed: int = 0
-    """Seed of the draws of contexts."""
-
-    def __post_init__(self) -> None:
-        positive = ("top", "bands", "tokens_kept", "bins", "contexts_at_once", "tokens_at_once")
-        others = ("each", "promoted", "near")
-        whole_numbers(self, *positive, *others, "seed")
-        numbers(self, "norm_factor")
-        for name in positive:
-            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
-        for name in others:
-            require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        require(self.bands <= 100, "bands", self.bands, "must be at most 100")
-        require(self.norm_factor >= 1, "norm_factor", self.norm_factor, "must be at least 1 (inf for no high norms)")
-        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit into 64 bits")
+    seed: Seed = 0
+    """Seed of the random draws of contexts."""
 
 
-Told = Callable[[str, int, int], None]
-"""Is told what is being done and of what (`reading: contexts`), how far it is, and out of how many."""
+Progress = Callable[[str, int, int], None]
+"""Called with a stage and its unit (`reading: contexts`), the number of finished parts and of all parts."""
 
 
 @dataclass(frozen=True)
 class Other:
-    """A second SAE, to which the first one's latents are held."""
+    """A second SAE, with which the first one's latents are compared."""
 
     near: Neighbours
     """Its nearest latents for each latent of the first."""
@@ -78,7 +66,7 @@ class Other:
 
 @dataclass(frozen=True)
 class Browsed:
-    """What was found out about the m latents of an SAE."""
+    """What is shown of the d_sae latents of an SAE; m is d_sae in the shapes."""
 
     contexts: Tensor
     """[n, L] token ids: the text."""
@@ -94,7 +82,7 @@ class Browsed:
     tokens: TopTokens
     near: Neighbours
     output: OutputTokens | None
-    """None where the model does not say how its last layer becomes logits."""
+    """None where the final norm or the unembedding of the model is unknown."""
     other: Other | None
     notes: list[str] = field(default_factory=list)
     """What is missing, one line each."""
@@ -109,11 +97,11 @@ def collect(
     settings: BrowseConfig,
     other: SAE | None = None,
     same_layer: bool = True,
-    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> Browsed:
-    """Read contexts [n, L] once. `other` is read along if it is an SAE of the `same_layer` of the same model."""
+    """Read contexts [n, L] once. `other` reads them too if it is an SAE of the same layer of the same model."""
     _check(sae, model, other)
-    contexts, told = contexts.long().cpu(), told or (lambda what, done, total: None)
+    contexts, progress = contexts.long().cpu(), progress or (lambda what, done, total: None)
     skip_first = int(sae.cfg.metadata.get("skip_first") or 0)
     if skip_first >= contexts.shape[1]:
         raise UserError(
@@ -124,14 +112,14 @@ def collect(
     factor, at_once = settings.norm_factor, settings.contexts_at_once
     streams = Streams(model, layer, contexts, counted, norm_factor=factor, at_once=at_once, keep_gib=0.0)
     saes = [sae, *([other] if other is not None and same_layer else [])]
-    tick = _steps(told, "reading: contexts", len(contexts))
+    tick = _steps(progress, "reading: contexts", len(contexts))
     found = collect_firings(saes, streams, None, settings.tokens_at_once, tick)
     firings, read = found[0], int(counted.sum()) - streams.high_norm
     if not len(firings.value):
         raise UserError(f"no latent of this SAE fires on the {read:,} tokens read: there is nothing to browse")
     notes: list[str] = []
-    output = _output(sae, model, settings, told, notes)
-    near = neighbours(sae.W_dec, None, settings.near, _steps(told, "nearest: latents", sae.d_sae))
+    output = _output(sae, model, settings, progress, notes)
+    near = neighbours(sae.W_dec, None, settings.near, _steps(progress, "nearest: latents", sae.d_sae))
     return Browsed(
         contexts,
         read,
@@ -142,7 +130,7 @@ def collect(
         top_tokens(firings, contexts, settings.tokens_kept),
         near,
         output,
-        None if other is None else _other(sae, other, found[1:], contexts, settings, told),
+        None if other is None else _other(sae, other, found[1:], contexts, settings, progress),
         notes,
     )
 
@@ -155,32 +143,37 @@ def _check(sae: SAE, model: LanguageModel, other: SAE | None) -> None:
 
 
 def _output(
-    sae: SAE, model: LanguageModel, settings: BrowseConfig, told: Told, notes: list[str]
+    sae: SAE, model: LanguageModel, settings: BrowseConfig, progress: Progress, notes: list[str]
 ) -> OutputTokens | None:
     try:
-        return output_tokens(sae.W_dec, model, settings.promoted, _steps(told, "output tokens: latents", sae.d_sae))
+        return output_tokens(sae.W_dec, model, settings.promoted, _steps(progress, "output tokens: latents", sae.d_sae))
     except UserError as reason:
         notes.append(f"Promoted and suppressed tokens are missing: {reason}.")
         return None
 
 
-def _other(sae: SAE, other: SAE, found: list[Firings], contexts: Tensor, settings: BrowseConfig, told: Told) -> Other:
+def _other(
+    sae: SAE, other: SAE, found: list[Firings], contexts: Tensor, settings: BrowseConfig, progress: Progress
+) -> Other:
     near = neighbours(
-        sae.W_dec, other.W_dec.to(sae.device), settings.near, _steps(told, "nearest in the other: latents", sae.d_sae)
+        sae.W_dec,
+        other.W_dec.to(sae.device),
+        settings.near,
+        _steps(progress, "nearest in the other: latents", sae.d_sae),
     )
     if not found:
         return Other(near, None, None)
     return Other(near, top_tokens(found[0], contexts, settings.tokens_kept), found[0].fired)
 
 
-def _steps(told: Told, what: str, total: int) -> Callable[[int], None]:
+def _steps(progress: Progress, what: str, total: int) -> Callable[[int], None]:
     """Adds up steps."""
     done = 0
-    told(what, 0, total)
+    progress(what, 0, total)
 
     def tick(more: int) -> None:
         nonlocal done
         done += more
-        told(what, done, total)
+        progress(what, done, total)
 
     return tick

@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from sampled_sae.browser.collect import BrowseConfig, Browsed, Told, collect
+from sampled_sae.browser.collect import BrowseConfig, Browsed, Progress, collect
 from sampled_sae.browser.files import Page, data_files
 from sampled_sae.evals.results import FIRING, Density, Explanation, read_density, read_explanations, read_unique
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.reporting.pages import render, trusted
 from sampled_sae.sae import SAE
+from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, new_folder, write_text
 from sampled_sae.utils.measures import shown
 
@@ -35,14 +36,14 @@ FOLDER = re.compile(r"data-[0-9a-f]{12}")
 """How folders of data are called: by what is in them."""
 
 
-def write_browser(page: Page, tokenizer: Any, out: Path, told: Told | None = None) -> Path:
+def write_browser(page: Page, tokenizer: Any, out: Path, progress: Progress | None = None) -> Path:
     """Write the page into `out` and return its path.
 
     The data is complete in a folder of its own before the page that names it replaces an older one. Only then is the
     older one's data removed; nothing else in `out` is touched.
     """
     make_folder(out)
-    tell = told or (lambda what, done, total: None)
+    tell = progress or (lambda what, done, total: None)
     files = data_files(page, tokenizer)
     name, text = next(files)
     folder = f"data-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -60,29 +61,33 @@ def write_browser(page: Page, tokenizer: Any, out: Path, told: Told | None = Non
 
 
 def make_page(
-    folder: Path,
     sae: SAE,
     model: LanguageModel,
     layer: int,
     contexts: Tensor,
-    settings: BrowseConfig,
+    config: BrowseConfig,
+    *,
     text: str,
-    other_folder: Path | None = None,
     other: SAE | None = None,
-    compare: Path | None = None,
-    told: Told | None = None,
+    comparison: Path | None = None,
+    progress: Progress | None = None,
 ) -> Page:
-    """Read contexts [n, L] of `text` and put together all that is known of the SAE in `folder`."""
+    """Read contexts [n, L] of `text` and collect everything known about the latents of an SAE.
+
+    `sae` and `other`, a second SAE of the same width, are loaded from folders, where evaluations left explanations and
+    densities. `comparison` is a compare.json, or its folder, that lists unique latents.
+    """
+    folder = _folder(sae)
     # Files are read first, so that damage is found before the work.
     density, meanings = read_density(folder, sae.d_sae), read_explanations(folder, sae.d_sae)
-    unique = {} if compare is None else read_unique(compare, folder, sae.d_sae)
-    other_meanings = {} if other_folder is None else read_explanations(other_folder)
+    unique = {} if comparison is None else read_unique(comparison, folder, sae.d_sae)
+    other_meanings = {} if other is None else read_explanations(_folder(other))
     same = other is None or _same_place(sae, other, layer)
-    browsed = collect(sae, model, layer, contexts, settings, other, same, told)
+    browsed = collect(sae, model, layer, contexts, config, other, same, progress)
     counted = density or Density(browsed.firings.fired, browsed.read)
-    name = None if other_folder is None else other_folder.resolve().name
+    name = None if other is None else _folder(other).resolve().name
     notes = [*browsed.notes, *_notes(browsed, meanings, name, same)]
-    if compare is not None and not unique:
+    if comparison is not None and not unique:
         why = "explanations of both SAEs or an embedder were missing, or each explained latent has an equal"
         notes.append(f"The comparison lists no unique latents: {why}.")
     facts = _facts(sae, model, layer, text, browsed, meanings)
@@ -94,10 +99,16 @@ def make_page(
         "notes": [shown(note) for note in notes],
         "read": browsed.read,
         "densityTokens": counted.tokens,
-        "bands": settings.bands,
+        "bands": config.bands,
         "other": None if name is None else shown(name),
     }
     return Page(browsed, counted, about, meanings, other_meanings, unique)
+
+
+def _folder(sae: SAE) -> Path:
+    if sae.folder is None:
+        raise UserError("sae: must be saved in a folder")
+    return sae.folder
 
 
 def _same_place(sae: SAE, other: SAE, layer: int) -> bool:
