@@ -21,6 +21,9 @@ from sampled_sae.method.selection import keep_largest, largest
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
+LAST, STEPS = 10**9 - 1, 10**9
+"""The last step of a training of any length."""
+
 
 class Reconstruction(NamedTuple):
     """Reconstruction of some tokens."""
@@ -45,7 +48,7 @@ def parameters(sae: SAE) -> Parameters:
 
 def training_time_codes(sae: SAE, x: Tensor, config: SAEConfig, generator: torch.Generator) -> SparseCodes:
     """Training-time selection as in the last step: pool and cut over the batch x [n, d_in]."""
-    found = candidates(PlainEncoder(x, parameters(sae)), config, 10**9 - 1, 10**9, generator)
+    found = candidates(PlainEncoder(x, parameters(sae)), config, LAST, STEPS, generator)
     return keep_largest(found.z, config.k, found.group, sae.d_sae, found.columns, config.cut)
 
 

@@ -61,3 +61,31 @@ def test_unknown_or_incomplete_architectures_are_refused():
         InferenceConfig(6, 20, "crosscoder")
     with pytest.raises(UserError, match="k = None: must be a number for 'topk' SAEs"):
         InferenceConfig(6, 20, "topk")
+
+
+ABSOLUTE = """
+from sampled_sae.method.architectures import ARCHITECTURES, Architecture, pick
+
+class Absolute(Architecture):
+    tensors = ("b_enc", "gain")
+
+    def activate_(self, sae, pre, latents):
+        return pre.abs_() * pick(sae.gain, latents)
+
+ARCHITECTURES.register("absolute", Absolute(), __name__)
+"""
+
+
+@torch.no_grad()
+def test_a_new_architecture_is_one_file(tmp_path):
+    (tmp_path / "absolute.py").write_text(ABSOLUTE)
+    ARCHITECTURES.load_file(tmp_path / "absolute.py")
+    try:
+        sae, latents = made("absolute"), torch.tensor([4, 1])
+        codes = ((X - sae.b_dec) @ sae.W_enc + sae.b_enc).abs() * sae.gain
+        torch.testing.assert_close(sae.encode(X), codes)
+        torch.testing.assert_close(sae.encode_sparse(X, latents).dense()[:, latents], codes[:, latents])
+        back = SAE.load(sae.save(tmp_path / "sae"))
+        assert torch.equal(back(X), sae(X))
+    finally:
+        del ARCHITECTURES["absolute"]

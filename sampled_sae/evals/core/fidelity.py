@@ -13,7 +13,7 @@ from sampled_sae.method.codes import SparseCodes
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.pools import group_at
 from sampled_sae.sae import SAE
-from sampled_sae.training.heldout import training_time_codes
+from sampled_sae.training.heldout import LAST, STEPS, training_time_codes
 
 ROUNDING = 1e-12
 """A variance below this share of the squared norm is what float32 makes of equal numbers."""
@@ -168,8 +168,6 @@ def unexplained(totals: Mapping[str, Tensor]) -> Tensor:
 
 MIXED = 8
 """Batches whose tokens are mixed: those of one context would share a cut otherwise, which training does not do."""
-LAST, STEPS = 10**9 - 1, 10**9
-"""The last step of a training of any length."""
 
 
 class Trained(NamedTuple):
