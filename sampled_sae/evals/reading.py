@@ -1,4 +1,4 @@
-"""The residual stream of a text, read once or twice, and where given latents fire in it."""
+"""Contexts through the model once: residual stream at counted positions, firings of many SAEs; checks of the input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sampled_sae.utils.errors import UserError
 MAX_FIRINGS = 2**27
 """Firings held at one time: 12 bytes each, and about five times that while they are sorted."""
 SURVEYED = 64
-"""Contexts from whose norms the median is taken."""
+"""Contexts that give the median norm."""
 MAX_CODES = 2**26
 """Codes that are computed at one time."""
 Tick = Callable[[int], None]
@@ -29,7 +29,7 @@ class Piece(NamedTuple):
     """The counted tokens of some contexts."""
 
     contexts: int
-    """How many contexts."""
+    """Number of contexts."""
     positions: Tensor
     """[t] int64: flat positions in the text, on the host."""
     x: Tensor
@@ -39,8 +39,8 @@ class Piece(NamedTuple):
 class Streams:
     """The residual stream after `layer` at the counted positions of contexts [n, L], from the first context on.
 
-    Tokens whose norm is above `norm_factor` times the median of the first contexts do not count. What was computed is
-    kept in the host's memory if it fits into `keep_gib`, and computed again the next time otherwise.
+    Tokens with a norm above `norm_factor` times the median of the first contexts do not count. The residual stream is
+    kept in host memory if it fits into `keep_gib`; otherwise each iteration computes it again.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Streams:
         self.limit = self._limit(norm_factor)
         """Norm above which a token does not count."""
         self.high_norm = 0
-        """Tokens above it, after the first time."""
+        """Number of tokens above it, known after the first iteration."""
 
     def __iter__(self) -> Iterator[Piece]:
         high, length = 0, self.contexts.shape[1]
@@ -115,7 +115,7 @@ def counted_positions(contexts: Tensor, skip_first: int, left_out: Sequence[int]
 def count_firings(
     saes: Sequence[SAE], streams: Streams, tokens_at_once: int = 2048, tick: Tick | None = None
 ) -> list[Tensor]:
-    """At how many of the counted tokens each latent fires: [m] int64 on the host for each SAE."""
+    """For each SAE the number of counted tokens on which each latent fires: [d_sae] int64 on the host."""
     totals = [torch.zeros(sae.d_sae, dtype=torch.int64, device=sae.device) for sae in saes]
     for contexts, _, x in streams:
         for sae, total in zip(saes, totals, strict=True):
@@ -221,12 +221,12 @@ def collect_firings(
 
 
 HOOK = re.compile(r"blocks\.(\d+)\.(?:\w+\.)?hook_(\w+)")
-"""A place in a model as SAELens names it."""
+"""A hook point as SAELens names it."""
 
 
 def checked(saes: Sequence[SAE], model: LanguageModel, layer: int) -> Iterator[tuple[str, SAE]]:
-    """Each SAE with a name for error lines; refuses none at all, one of another width or layer, and one with weights
-    that are no numbers."""
+    """Each SAE with its name in error messages; UserError if there is none, or if one has another width, another layer
+    or weights that are not finite."""
     if not saes:
         raise UserError("saes = []: must name at least one SAE")
     for number, sae in enumerate(saes):
@@ -235,19 +235,19 @@ def checked(saes: Sequence[SAE], model: LanguageModel, layer: int) -> Iterator[t
             raise UserError(f"{which} has width {sae.d_in}: must be {model.width}, the width of {model.name}")
         own = own_layer(sae.cfg.metadata, which)
         if own not in (None, layer):
-            place = f"layer {own}" if sae.cfg.metadata.get("layer") is not None else sae.cfg.metadata["hook_name"]
-            raise UserError(f"layer = {layer}: {which} was trained on {place}; measure it there")
-        for name in ("W_enc", "b_enc", "W_dec", "b_dec", "threshold"):
-            if not bool(getattr(sae, name).isfinite().all()):
+            hook = f"layer {own}" if sae.cfg.metadata.get("layer") is not None else sae.cfg.metadata["hook_name"]
+            raise UserError(f"layer = {layer}: {which} was trained on {hook}; measure it there")
+        for name, tensor in sae.state_dict().items():
+            if name != "threshold_ema" and not bool(tensor.isfinite().all()):
                 raise UserError(f"{which} has entries of {name} that are nan or infinite: must be finite numbers")
         yield which, sae
 
 
 def own_layer(metadata: Mapping[str, Any], which: str) -> int | None:
-    """After which layer an SAE reads the residual stream, by what it says of itself; none where it does not say."""
+    """Layer after which an SAE takes the residual stream, from its metadata; None if they do not have it."""
     if metadata.get("layer") is not None:
         return int(metadata["layer"])
-    # SAEs from elsewhere have no layer, but the name of the place.
+    # SAEs from elsewhere have no layer, but the name of a hook point.
     hook = HOOK.fullmatch(str(metadata.get("hook_name")))
     if hook is None:
         return None
@@ -257,7 +257,7 @@ def own_layer(metadata: Mapping[str, Any], which: str) -> int | None:
 
 
 def check_contexts(contexts: Tensor, tokens: int = 1) -> None:
-    """Refuse what are not token ids [n, L] of at least one context of at least so many tokens."""
+    """UserError unless these are token ids [n, L] of at least one context of at least `tokens` tokens."""
     if contexts.ndim != 2 or contexts.is_floating_point() or not len(contexts) or contexts.shape[1] < tokens:
         raise UserError(
             f"contexts are {contexts.dtype} of shape {tuple(contexts.shape)}: must be token ids [n, L], at least one "

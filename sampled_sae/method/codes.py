@@ -131,7 +131,7 @@ def decode_with_pullback(codes: SparseCodes, W_dec: Tensor) -> tuple[Tensor, Ten
 
 
 def value_gradient(x_hat: Tensor, leaf: Tensor, gradient: Tensor) -> Tensor:
-    """Gradient for x_hat [B, d] -> gradient for each kept value [n]: gradient[token] . W_dec[latent]."""
+    """Gradient of x_hat [tokens, d_in] -> gradient of each value [n]: gradient[token] . W_dec[latent]."""
     return torch.autograd.grad(x_hat, leaf, gradient)[0]
 
 
@@ -139,11 +139,11 @@ class ByLatent(NamedTuple):
     """The same codes grouped by latent."""
 
     order: Tensor
-    """[n] positions in the codes, latents ascending, tokens ascending within a latent."""
+    """[n] indices of entries, latents ascending, tokens ascending within a latent."""
     token: Tensor
     """[n] token of each, in that order."""
     start: Tensor
-    """[m] where each latent's group starts."""
+    """[d_sae] index at which each latent's group starts."""
 
 
 def by_latent(codes: SparseCodes) -> ByLatent:
@@ -153,14 +153,14 @@ def by_latent(codes: SparseCodes) -> ByLatent:
 
 
 def sum_by_latent(groups: ByLatent, weight: Tensor, rows: Tensor) -> Tensor:
-    """weight [n], rows [B, d] -> [m, d]: for each latent the weighted sum of its tokens' rows."""
+    """weight [n], rows [tokens, d_in] -> [d_sae, d_in]: for each latent the weighted sum of its tokens' rows."""
     return F.embedding_bag(
         groups.token, rows, groups.start, mode="sum", per_sample_weights=weight[groups.order].to(rows.dtype)
     )
 
 
 def total_by_latent(groups: ByLatent, weight: Tensor) -> Tensor:
-    """weight [n] -> [m]: for each latent the sum of its weights."""
+    """weight [n] -> [d_sae]: for each latent the sum of its weights."""
     # Differences of a running sum, in double precision so that nothing is lost to cancellation.
     running = F.pad(weight[groups.order].cumsum(0, dtype=torch.float64), (1, 0))
     end = torch.cat([groups.start[1:], groups.start.new_tensor([len(weight)])])

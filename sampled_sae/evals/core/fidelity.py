@@ -1,4 +1,4 @@
-"""How near the reconstruction of each token comes, and how often each latent fires, by the SAE's threshold."""
+"""Reconstruction error and firing density, by the inference threshold and by training-time selection."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import LAST, STEPS, training_time_codes
 
 ROUNDING = 1e-12
-"""A variance below this share of the squared norm is what float32 makes of equal numbers."""
+"""A variance below this fraction of the squared norm is rounding of equal numbers in float32."""
 DENSE = 0.02
-"""Share of the codes from which on one dense product decodes faster than a sum of single rows."""
+"""Fraction of nonzero codes above which a dense product decodes faster than a sum of rows."""
 GROUPS = 50
-"""Groups of contexts for which firing is counted apart; intervals of densities draw whole groups."""
+"""Groups of contexts with separate firing counts; intervals of densities resample groups."""
 LOWEST, BINS_A_DECADE = -7, 4
 """The density histogram goes from 10^LOWEST to 1."""
 LATENTS = 8192
-"""Latents whose resampled densities are held at one time."""
+"""Latents whose resampled densities are in memory at one time."""
 
 
 class Fidelity(NamedTuple):
-    """Over the measured tokens, or those of them without a high norm; each mean is of the same tokens."""
+    """Over the measured tokens, or over those without a high norm."""
 
     tokens: int
-    """How many there are."""
+    """Number of tokens."""
     fvu: Estimate
     """Fraction of variance unexplained: sum ||x - x_hat||^2 / sum ||x - mean||^2, the mean over all of them."""
     explained_variance_legacy: Estimate
     """SAEBench's: mean over tokens of 1 - ||x - x_hat||^2 / ||x - mean||^2, the mean over batches of contexts."""
     l0: Estimate
-    """Mean active latents a token, by threshold."""
+    """Mean active latents per token, by the inference threshold."""
     cosine: Estimate
-    """Mean cosine of x and x_hat; that of an x_hat of zeros is 0, an x of zeros does not count."""
+    """Mean cosine of x and x_hat; 0 if x_hat is zero. Tokens with x = 0 do not count."""
     relative_norm: Estimate
-    """Mean of ||x_hat|| / ||x||; an x of zeros does not count."""
+    """Mean of ||x_hat|| / ||x||. Tokens with x = 0 do not count."""
 
 
 class Density(NamedTuple):
-    """How often latents fire, over some tokens; every share is one of all latents, dead ones too."""
+    """Firing density over some tokens; fractions are of all latents, including dead ones."""
 
     over_10_percent: Estimate
-    """Share of the latents that fire on more than 10% of the tokens; its interval draws groups of contexts."""
+    """Fraction of latents that fire on more than 10% of the tokens; its interval resamples groups of contexts."""
     over_1_percent: Estimate
-    """Share of the latents that fire on more than 1% of the tokens; its interval likewise."""
+    """Fraction of latents that fire on more than 1% of the tokens; its interval likewise."""
     alive: float
-    """Share of the latents that fire at all. No interval: a resample holds fewer contexts and never finds more."""
+    """Fraction of latents that fire at all. No interval: a resample has fewer contexts and never more live latents."""
     dead: int
-    """Latents that never fire; the histogram leaves them out."""
+    """Number of latents that never fire; they are not in the histogram."""
     histogram: list[int]
-    """Latents with a density in each bin; a bin holds its lower edge, the first all below and the last 1 as well."""
+    """Number of latents in each density bin; a bin includes its lower edge, the first all below, the last also 1."""
     log10_edges: list[float]
     """Edges of the bins, one more than there are bins."""
 
 
 class Firing:
-    """Counts on how many tokens each latent fires, for each of some groups of contexts."""
+    """Number of tokens on which each latent fires, per group of contexts."""
 
     def __init__(self, sae: SAE, contexts: int):
         self.groups = min(GROUPS, contexts)
@@ -70,12 +70,12 @@ class Firing:
         self.tokens = torch.zeros(self.groups, dtype=torch.long)
 
     def add(self, context: Tensor, latent: Tensor) -> None:
-        """One more token of context [n] on which latent [n] fires."""
-        place = context % self.groups * self.fired.shape[1] + latent
-        self.fired.view(-1).scatter_add_(0, place, torch.ones_like(place, dtype=torch.int32))
+        """Count one more token of context [n] on which latent [n] fires."""
+        index = context % self.groups * self.fired.shape[1] + latent
+        self.fired.view(-1).scatter_add_(0, index, torch.ones_like(index, dtype=torch.int32))
 
     def add_tokens(self, contexts: Tensor, counts: Tensor) -> None:
-        """`counts` [c] more tokens were seen of the contexts [c]."""
+        """Count `counts` [c] more tokens of the contexts [c]."""
         self.tokens.index_add_(0, contexts % self.groups, counts)
 
     def density(self, resamples: int, level: float, seed: int) -> Density:
@@ -95,7 +95,7 @@ class Firing:
 
 
 def histogram(density: Tensor) -> tuple[list[int], list[float]]:
-    """Densities [n] above 0 -> how many are in each bin, and the bins' edges as log10."""
+    """Densities [n] above 0 -> number in each bin, and the bins' edges as log10."""
     bins = -LOWEST * BINS_A_DECADE
     # The nearest float to a power of ten may lie on the wrong side of an edge.
     number = ((density.log10() - LOWEST) * BINS_A_DECADE + 1e-9).floor().long().clamp(0, bins - 1)
@@ -105,8 +105,10 @@ def histogram(density: Tensor) -> tuple[list[int], list[float]]:
 def reconstruct(
     sae: SAE, x: Tensor, context: Tensor, counted: Sequence[tuple[Tensor, Firing]], at_once: int
 ) -> tuple[Tensor, Tensor]:
-    """x [t, d] -> x_hat [t, d] and L0 [t], by threshold; each `Firing` counts what fires on its tokens [t] bool of each
-    context [t]."""
+    """x [t, d_in] of contexts [t] -> x_hat [t, d_in] and L0 [t], by the inference threshold.
+
+    `counted`: each `Firing` counts the firings on its tokens [t] bool.
+    """
     x_hat, l0 = [], []
     for start in range(0, len(x), at_once):
         rows = slice(start, start + at_once)
@@ -126,7 +128,7 @@ def fidelity_sums(
 ) -> dict[str, Tensor]:
     """Sums over the chosen [c, L] tokens of each context, by name: [c] float64.
 
-    x, x_hat [c, L, d] in float64; l0 [c, L]; the overall mean [d] and the mean of each context's batch [c, d].
+    x, x_hat [c, L, d_in] in float64; l0 [c, L]; the overall mean [d_in] and the mean of each context's batch [c, d_in].
     """
     error = (x - x_hat).square().sum(2)
     energy, norm, norm_hat = x.square().sum(2), x.norm(dim=2), x_hat.norm(dim=2)
@@ -148,8 +150,8 @@ def fidelity_sums(
     return {name: torch.where(chosen, value, 0.0).sum(1) for name, value in values.items()}
 
 
-def summarise(totals: Mapping[str, Tensor], contexts: int, level: float) -> Fidelity:
-    """Totals [1 + resamples] of what `fidelity_sums` gives, by name -> the result."""
+def summarize(totals: Mapping[str, Tensor], contexts: int, level: float) -> Fidelity:
+    """Totals [1 + resamples] of the values of `fidelity_sums`, by name -> the result."""
     values = {
         "fvu": unexplained(totals),
         "explained_variance_legacy": ratio(totals["legacy"], totals["legacy_tokens"]),
@@ -162,27 +164,27 @@ def summarise(totals: Mapping[str, Tensor], contexts: int, level: float) -> Fide
 
 
 def unexplained(totals: Mapping[str, Tensor]) -> Tensor:
-    """Totals of error, variance and energy -> FVU, nan where the tokens are all the same."""
+    """Totals of error, variance and energy -> FVU; nan if all tokens are equal."""
     return ratio(totals["error"], totals["variance"], ROUNDING * totals["energy"])
 
 
 MIXED = 8
-"""Batches whose tokens are mixed: those of one context would share a cut otherwise, which training does not do."""
+"""Batches whose tokens are shuffled together: as in training, tokens of one context do not share a cut."""
 
 
 class Trained(NamedTuple):
-    """By training's own cut: pool and budget shared by batches of tokens; the last incomplete batch is dropped."""
+    """By training-time selection: pool and budget of whole batches of tokens; the last incomplete batch is dropped."""
 
     tokens: int
-    """How many were cut."""
+    """Number of tokens."""
     fvu: Estimate
     """Fraction of variance unexplained."""
     l0: Estimate
-    """Mean active latents a token; k, unless the pool has fewer positive activations."""
+    """Mean active latents per token: k, unless the pool has fewer positive activations."""
 
 
 class MixedBatches:
-    """Tokens as they come -> batches of `size`, mixed in blocks; the same ones however many come at a time."""
+    """Tokens in order -> batches of `size`, shuffled in blocks; they do not depend on how tokens are added."""
 
     def __init__(self, size: int, seed: int):
         self.size = size
@@ -192,7 +194,7 @@ class MixedBatches:
         self.any_given = False
 
     def add(self, x: Tensor, context: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """x [t, d] of contexts [t] -> batches [size, d] with their contexts [size], as far as blocks are full."""
+        """x [t, d_in] of contexts [t] -> batches [size, d_in] with their contexts [size], of full blocks."""
         block = MIXED * self.size
         while len(x):
             room = block - self.waiting
@@ -203,7 +205,7 @@ class MixedBatches:
                 yield from self._give()
 
     def finish(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches that are still whole; one that is not only if there was no other."""
+        """The remaining whole batches; an incomplete one only if there was no other."""
         if self.waiting:
             yield from self._give()
 
@@ -218,7 +220,7 @@ class MixedBatches:
 
 
 class TrainedCut:
-    """One SAE's cut of one batch after the other, summed for each context."""
+    """Training-time selection of one SAE, batch by batch, summed per context."""
 
     def __init__(self, sae: SAE, config: SAEConfig, contexts: int, batch_size: int, seed: int):
         self.sae, self.config = sae, config
@@ -228,8 +230,8 @@ class TrainedCut:
         self.sums = {name: torch.zeros(contexts, dtype=torch.float64, device=sae.device) for name in names}
 
     def add(self, x: Tensor, context: Tensor, mean: Tensor) -> None:
-        """x [b, d] of contexts [b]; the variance is that around the mean [d]."""
-        # Only the one batch of a short text can be of another size; its groups must be whole all the same.
+        """Add x [b, d_in] of contexts [b]; the variance is around the mean [d_in]."""
+        # Only the single batch of a short text can have another size; its groups must be whole, too.
         whole = len(x) - len(x) % min(self.group, len(x))
         sae, part, context = self.sae, x[:whole].to(self.sae.device), context[:whole].to(self.sae.device)
         codes = training_time_codes(sae, part.to(sae.dtype), self.config, self.generator)
@@ -246,7 +248,7 @@ class TrainedCut:
             self.sums[name].index_add_(0, context, value)
 
 
-def summarise_trained(totals: Mapping[str, Tensor], contexts: int, level: float) -> Trained:
-    """Totals [1 + resamples] of a cut's sums, by name -> the result."""
+def summarize_trained(totals: Mapping[str, Tensor], contexts: int, level: float) -> Trained:
+    """Totals [1 + resamples] of the sums of `TrainedCut`, by name -> the result."""
     fvu, l0 = unexplained(totals), ratio(totals["l0"], totals["tokens"])
     return Trained(int(totals["tokens"][0]), estimate(fvu, contexts, level), estimate(l0, contexts, level))

@@ -117,7 +117,7 @@ def token_losses(logits: Tensor, tokens: Tensor, original: Tensor | None) -> tup
     return losses, torch.cat(kl).view(tokens.shape) if kl else torch.zeros_like(losses)
 
 
-def summarise(totals: Mapping[str, Tensor], contexts: int, level: float) -> Loss:
+def summarize(totals: Mapping[str, Tensor], contexts: int, level: float) -> Loss:
     """Totals [1 + resamples] by name, of `model_sums` and of `replaced_sums` for sae, zero and mean -> the result."""
     ce = {name: ratio(totals[f"ce_{name}"], totals["predictions"]) for name in ("model", "sae", "zero", "mean")}
     kl = {name: ratio(totals[f"kl_{name}"], totals["positions"]) for name in ("sae", "zero", "mean")}

@@ -1,7 +1,7 @@
 """Texts -> features: the mean over a text's tokens of the residual stream, and of each SAE's codes.
 
-The model reads each text once for all SAEs, and nothing is kept of single tokens. An SAE's means are kept as their
-nonzero entries: of 65,536 latents a text of 128 tokens uses a few thousand.
+The model reads each text once for all SAEs; only means are kept. An SAE's means are sparse: a text of 128 tokens
+activates a few thousand of 65,536 latents.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from sampled_sae.utils.errors import UserError
 TEXTS_AT_ONCE = 1024
 """Texts that are tokenized together."""
 CHARACTERS_A_TOKEN = 64
-"""Of a text no more than so many characters for each token are read: what is cut off begins after the last token, but
-for texts of tokens that are ten times as long as usual."""
+"""Characters read of a text for each token that is used: enough unless tokens are ten times as long as usual."""
 
 
 class Tokens(NamedTuple):
@@ -35,20 +34,20 @@ class Tokens(NamedTuple):
     ids: Tensor
     """[t, L] long, with BOS if there is one."""
     lengths: Tensor
-    """[t] long: tokens that are the text's own."""
+    """[t] long: tokens of each text, without BOS and padding."""
 
 
 def tokenize(texts: Sequence[str], tokenizer: Tokenizer, settings: ProbingConfig) -> list[list[int]]:
     """Texts -> their first tokens, without BOS; at least one each.
 
-    A text that quotes a special token means its letters, not the token.
+    A special token that is quoted in a text is read as its letters.
     """
     most = settings.tokens - settings.bos
     options = dict(add_special_tokens=False, split_special_tokens=True, padding=False, truncation=False)
     found: list[list[int]] = []
     for first in range(0, len(texts), TEXTS_AT_ONCE):
         part = [HALVES.sub("\N{REPLACEMENT CHARACTER}", text) for text in texts[first : first + TEXTS_AT_ONCE]]
-        # Quiet, or else it warns of texts longer than the model's context.
+        # verbose=False: no warnings about texts longer than the model's context.
         ids = tokenizer(part, **options, return_attention_mask=False, verbose=False)["input_ids"]
         found += [list(one[:most]) for one in ids]
     for text, one in zip(texts, found, strict=True):
@@ -58,7 +57,7 @@ def tokenize(texts: Sequence[str], tokenizer: Tokenizer, settings: ProbingConfig
 
 
 def bos_token(tokenizer: Tokenizer, settings: ProbingConfig) -> list[int]:
-    """What each text begins with: one token id or none."""
+    """Token ids before each text: one or none."""
     if not settings.bos:
         return []
     for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
@@ -68,11 +67,11 @@ def bos_token(tokenizer: Tokenizer, settings: ProbingConfig) -> list[int]:
 
 
 def batches(ids: list[list[int]], before: list[int], at_once: int) -> Iterator[Tokens]:
-    """Token ids of texts, sorted by length -> parts of them, each padded to its own longest."""
+    """Token ids of texts, sorted by length -> batches of texts, each padded to its longest."""
     for first in range(0, len(ids), at_once):
         part = [[*before, *one] for one in ids[first : first + at_once]]
         longest = max(map(len, part))
-        # What stands at the end is seen by no token before it, and no mean counts it: any id will do.
+        # Padding at the end affects no token before it and is in no mean: any id will do.
         padded = torch.tensor([one + [one[-1]] * (longest - len(one)) for one in part])
         yield Tokens(first, padded, torch.tensor([len(one) - len(before) for one in part]))
 
@@ -114,10 +113,10 @@ class MeanCodes:
 
 
 class Features(NamedTuple):
-    """What probes of one dataset see."""
+    """Input of the probes of one dataset."""
 
     residual: Tensor
-    """[N, d] float64: mean residual stream of each text."""
+    """[N, d_in] float64: mean residual stream of each text."""
     codes: list[MeanCodes]
     """Mean codes of each text, for each SAE."""
 
@@ -133,7 +132,7 @@ def read(
 ) -> Features:
     """Token ids of N texts, sorted by length -> their features; `contrast` [T, N] as in `MeanCodes`.
 
-    `progress` is told after each part how many texts were read in it.
+    `progress` is called after each batch with its number of texts.
     """
     before = bos_token(model.tokenizer, settings)
     codes = [MeanCodes(sae, contrast) for sae in saes]
@@ -155,13 +154,13 @@ def read(
 
 
 def _weights(lengths: Tensor, longest: int) -> Tensor:
-    """[t] -> [t, longest]: 1 / length at a text's own tokens, 0 after them."""
+    """[t] -> [t, longest]: 1 / length at a text's tokens, 0 after them."""
     inside = torch.arange(longest) < lengths[:, None]
     return inside.double() / lengths[:, None]
 
 
 def _pool(sae: SAE, stream: Tensor, weights: Tensor, settings: ProbingConfig) -> Tensor:
-    """Residual stream [t, L, d] and weights of its tokens [t, L] -> mean codes [t, m]."""
+    """Residual stream [t, L, d_in] and weights of its tokens [t, L] -> mean codes [t, d_sae]."""
     at_once = max(1, settings.tokens_at_once // stream.shape[1])
     means = []
     for x, weight in zip(stream.split(at_once), weights.split(at_once), strict=True):
