@@ -338,7 +338,8 @@ def versioned(kind: str, content: dict[str, Any]) -> dict[str, Any]:
 
 def upgraded(kind: str, content: Any, where: str | Path) -> dict[str, Any]:
     """The inverse of `versioned`, for content of any version; none is version 0. Errors name `where`."""
-    require(not _too_deep(content), str(where), content, f"nested too deeply: not a {kind} file")
+    if _too_deep(content):
+        raise UserError(f"{where}: objects and lists are nested too deeply for a {kind!r} file")
     version, newest = 0, current_version(kind)
     if isinstance(content, dict) and "format_version" in content:
         version = _converted(content["format_version"], Count, "format_version", True, f"{where}: ")
@@ -347,8 +348,9 @@ def upgraded(kind: str, content: Any, where: str | Path) -> dict[str, Any]:
         content = {name: value for name, value in content.items() if name != "format_version"}
     for upgrade in MIGRATIONS.get(kind, [])[version:]:
         content = upgrade(content)
-    require(isinstance(content, dict), str(where), content, f"must be an object with named fields: not a {kind} file")
-    return dict(content)
+    if not isinstance(content, dict):
+        raise UserError(f"{where}: must hold an object with named fields, as {kind!r} files do; not {shown(content)}")
+    return content
 
 
 def _too_deep(content: Any, most: int = 50) -> bool:

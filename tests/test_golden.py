@@ -4,7 +4,6 @@
 of 60 (`unfinished`), the same run to its end (`finished`), and a cache of the first 1,000 rows.
 """
 
-import json
 import zipfile
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import pytest
 import torch
 
 import sampled_sae as ss
+from sampled_sae.config import read_file
 from sampled_sae.data.cache import open_cache, verify_cache
-from sampled_sae.method.config import sae_config_from_dict
+from sampled_sae.method.config import SAEConfig
 
 ARCHIVE = Path(__file__).parent / "golden" / "version-0.zip"
 
@@ -32,8 +32,8 @@ def rows() -> torch.Tensor:
 
 
 def test_an_old_checkpoint_continues_to_the_old_weights(golden):
-    record = json.loads((golden / "unfinished" / "run.json").read_text())
-    configs = [sae_config_from_dict(plain) for plain in record["config"]["saes"]]
+    record = read_file(golden / "unfinished" / "run.json", "run")
+    configs = [SAEConfig.from_dict(plain) for plain in record["config"]["saes"]]
     settings = {"steps": 60, "batch_size": 200, "device": "cpu", "progress": False, "log_every": 10}
     ss.train(rows(), configs, out=golden / "unfinished", resume=True, **settings)
     for config in configs:
@@ -43,8 +43,8 @@ def test_an_old_checkpoint_continues_to_the_old_weights(golden):
 
 
 def test_a_finished_run_is_returned_as_it_is(golden):
-    record = json.loads((golden / "finished" / "run.json").read_text())
-    configs = [sae_config_from_dict(plain) for plain in record["config"]["saes"]]
+    record = read_file(golden / "finished" / "run.json", "run")
+    configs = [SAEConfig.from_dict(plain) for plain in record["config"]["saes"]]
     settings = {"steps": 60, "batch_size": 200, "device": "cpu", "progress": False}
     saes = ss.train(rows(), configs, out=golden / "finished", resume=True, **settings)
     assert len(saes) == 7 and all(sae.d_sae == 48 and sae.d_in == 16 for sae in saes)

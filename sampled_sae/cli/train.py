@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from sampled_sae.cli.cache import Source
-from sampled_sae.config import require
+from sampled_sae.config import read_file, require
 from sampled_sae.formats import describe
 from sampled_sae.method import presets
-from sampled_sae.method.config import AuxKConfig, Everything, OptimizerConfig, SAEConfig, Scope, sae_config_from_dict
+from sampled_sae.method.config import AuxKConfig, OptimizerConfig, SAEConfig
 from sampled_sae.method.scores import get_score, load_scores
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import read_json
 
 if TYPE_CHECKING:
     from sampled_sae.data.stream import ActivationSource
@@ -116,7 +115,7 @@ class Train:
         require(chosen.batch_size >= 1, "batch_size", chosen.batch_size, "must be at least 1")
         self._refuse_unused(chosen)
         configs, steps = self._configs(chosen), self._steps(chosen)
-        for name in dict.fromkeys(presets.label(config) for config in configs if holds_all(config)):
+        for name in dict.fromkeys(presets.label(config) for config in configs if config.holds_all):
             print(f"{name}: its pool holds all latents, so it is BatchTopK", file=sys.stderr)
         folders = train_in_passes(
             self._source(),
@@ -185,10 +184,10 @@ class Train:
 
     def _configs(self, chosen: SimpleNamespace) -> list[SAEConfig]:
         if self.configs is not None:
-            plain = read_json(self.configs)
+            plain = read_file(self.configs, "configs").get("saes")
             if not isinstance(plain, list):
                 raise UserError(f"{self.configs}: must hold a list of SAE configurations")
-            return [sae_config_from_dict(item) for item in plain]
+            return [SAEConfig.from_dict(item, f"{self.configs}: saes[{i}]") for i, item in enumerate(plain)]
         shared: dict[str, Any] = {
             "optimizer": OptimizerConfig(lr=chosen.lr),
             "auxk": AuxKConfig(dead_after=self.dead_after),
@@ -235,10 +234,3 @@ def unused(settings: Any, name: str, why: str) -> UserError:
     listed = value if isinstance(value, tuple) else () if value is True else (value,)
     words = " ".join(f"{part:g}" if isinstance(part, float) else str(part) for part in listed)
     return UserError(f"--{name.replace('_', '-')} {words}".rstrip() + f" is not used {why}")
-
-
-def holds_all(config: SAEConfig) -> bool:
-    """Whether a pool is asked for that leaves no latent out from the start, over the whole batch."""
-    size = config.pool.size
-    small = isinstance(size, Everything) or size.latents(config.k, config.d_sae) < config.d_sae
-    return not small and config.pool.scope == Scope() and config.cut == "batch"

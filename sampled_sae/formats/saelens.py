@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sampled_sae.config import Config, read_file, to_dict, write_file
+from sampled_sae.config import Config, read_file, write_file
 from sampled_sae.formats import FORMATS, StoredSAE
 from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
-from sampled_sae.method.config import SAEConfig, sae_config_from_dict
+from sampled_sae.method.config import SAEConfig
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import crc32, new_folder, read_json, write_json
 
@@ -33,7 +33,7 @@ METADATA = ("context_size", "dataset_path", "hook_head_index", "hook_name", "mod
 class Own(Config):
     """Content of sampled_sae.json: what SAELens has no field for."""
 
-    config: dict[str, Any] | None
+    config: SAEConfig | None
     """Settings of the training."""
     threshold_ema: float | None
     metadata: dict[str, Any]
@@ -49,7 +49,7 @@ class SAELens:
         config, own = _read_config(path), _read_own(path)
         content = {name: config[name] for name in SHARED if name in config}
         if own is not None:
-            training = own.config and _training(own.config, path / OWN)
+            training = own.config
             content = {"k": training and training.k} | content | {"training": training, "metadata": own.metadata}
         else:
             content["metadata"] = config.get("metadata") or {}
@@ -89,9 +89,9 @@ class SAELens:
         with new_folder(path) as temporary:
             save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
             write_json(temporary / CONFIG, saelens_config(sae.cfg, dtype))
-            average, training = float(sae.tensors.get("threshold_ema", math.nan)), sae.cfg.training
+            average = float(sae.tensors.get("threshold_ema", math.nan))
             own = Own(
-                config=None if training is None else to_dict(training),
+                config=sae.cfg.training,
                 threshold_ema=average if math.isfinite(average) else None,
                 metadata=sae.cfg.metadata,
                 checksums={WEIGHTS: crc32(temporary / WEIGHTS)},
@@ -145,13 +145,6 @@ def _read_own(folder: Path) -> Own | None:
     """sampled_sae.json; None if another program wrote the folder."""
     path = folder / OWN
     return Own.from_dict(read_file(path, "sae"), path) if path.exists() else None
-
-
-def _training(config: dict[str, Any], path: Path) -> SAEConfig:
-    try:
-        return sae_config_from_dict(config)
-    except UserError as error:
-        raise UserError(f"{path}: config: {error}") from None
 
 
 def _shapes(cfg: InferenceConfig) -> dict[str, tuple[int, ...]]:

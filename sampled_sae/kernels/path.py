@@ -14,9 +14,9 @@ from sampled_sae.kernels.gradients import Copies, PoolCodes, SparseCodes, counts
 from sampled_sae.kernels.graphs import Recorder
 from sampled_sae.kernels.select import cut_batch, cut_into_blocks, cut_rows
 from sampled_sae.kernels.sparse import group_by_latent
-from sampled_sae.method.config import Annealed, SAEConfig
+from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.parameters import Parameters
-from sampled_sae.method.pools import candidates, group_at, size_at
+from sampled_sae.method.pools import candidates
 from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Moved, Outcome, Selection
 
@@ -57,14 +57,12 @@ class FastPath:
     def _shape_at(self, step: int) -> tuple[int, ...] | None:
         """What decides a step's launches: sizes of group, pool and batch. None if its draw cannot be recorded."""
         pool = self.config.pool
-        size = size_at(pool, self.config.k, self.config.d_sae, step, self.steps)
-        group = group_at(pool.scope, len(self.x), step, self.steps)
+        size = self.config.pool_size_at(step, self.steps)
+        group = pool.scope.group_at(len(self.x), step, self.steps)
         if size < self.config.d_sae:
             score = get_score(pool.score)
-            recordable = score.builtin and score.reads != "activations"
+            recordable = score.builtin and score.reads != "activations" and pool.schedule.steady
             if not recordable or pool.pick != "top" or pool.refresh > 1 or group < len(self.x):
-                return None
-            if isinstance(pool.schedule, Annealed):  # another size at every step
                 return None
         return group, size, *self.x.shape
 

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from sampled_sae.method.config import Annealed, Constant, PoolConfig, Released, SAEConfig, Scope
+from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.parameters import Parameters, activations
 from sampled_sae.method.scores import Score, get_score
 from sampled_sae.utils.errors import UserError
-
-
-def size_at(pool: PoolConfig, k: int, m: int, step: int, steps: int) -> int:
-    """Number of candidate latents at `step` (from 0) of `steps`."""
-    start = pool.size.latents(k, m)
-    done = step / steps
-    match pool.schedule:
-        case Constant():
-            return start
-        case Released(at):
-            return start if done < at else m
-        case Annealed(until):
-            return min(m, start + math.floor((m - start) * min(1.0, done / until)))
-
-
-def group_at(scope: Scope, batch_size: int, step: int, steps: int) -> int:
-    """Number of tokens that share one pool and one cut at `step`."""
-    tokens = scope.tokens if step / steps < scope.until else scope.then
-    group = batch_size if tokens is None else min(tokens, batch_size)
-    if batch_size % group:
-        raise UserError(f"scope = {group} tokens: must divide batch_size = {batch_size}")
-    return group
 
 
 def draw(q: Tensor, size: int, pick: str, generator: torch.Generator) -> Tensor:
@@ -147,10 +124,10 @@ def candidates(
 ) -> Candidates:
     """A batch's candidates at `step` of `steps`. `kept` [m] is the last pool, for pools that stay a while."""
     m, pool = config.d_sae, config.pool
-    group = group_at(pool.scope, encoder.tokens, step, steps)
+    group = pool.scope.group_at(encoder.tokens, step, steps)
     # Between two draws the pool keeps its size, whatever an annealed schedule says; a release is not kept waiting.
-    size = size_at(pool, config.k, m, step - step % pool.refresh, steps)
-    if size == m or size_at(pool, config.k, m, step, steps) == m:
+    size = config.pool_size_at(step - step % pool.refresh, steps)
+    if size == m or config.pool_size_at(step, steps) == m:
         z = encoder.encode(None)
         return Candidates(z, None, torch.ones(m, dtype=torch.bool, device=z.device), group)
     score = get_score(pool.score)

@@ -1,17 +1,20 @@
 """TopK, BatchTopK and Sampled-SAE by name: points of one family of pools.
 
-`lr` is short for `optimizer=OptimizerConfig(lr=...)`; the other settings are those of `SAEConfig`.
+`lr` is short for `optimizer=OptimizerConfig(lr=...)`; the other settings are those of `SAEConfig`. The presets are
+also the methods of the command line: `parse_methods` turns `sampled:score=l2/entropy,l=5/30` into configurations. A
+new preset is a function here, decorated with `preset`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from sampled_sae.method.config import (
     Annealed,
-    Everything,
     Fraction,
     Multiplier,
     OptimizerConfig,
@@ -22,17 +25,29 @@ from sampled_sae.method.config import (
 )
 from sampled_sae.utils.errors import UserError
 
+Preset = TypeVar("Preset", bound=Callable[..., SAEConfig])
+PRESETS: dict[str, Callable[..., SAEConfig]] = {}
 
+
+def preset(function: Preset) -> Preset:
+    """Make a function (d_sae, k, ...) -> SAEConfig available under its name, in Python and for `--methods`."""
+    PRESETS[function.__name__] = function
+    return function
+
+
+@preset
 def batchtopk(d_sae: int, k: int, *, lr: float | None = None, **settings: Any) -> SAEConfig:
     """Every latent competes over the whole batch."""
     return _made(d_sae, k, PoolConfig(), lr, settings)
 
 
+@preset
 def topk(d_sae: int, k: int, *, lr: float | None = None, **settings: Any) -> SAEConfig:
-    """Each token keeps its own k largest: a scope of one token."""
+    """Each token keeps its own k largest activations: a scope of one token."""
     return _made(d_sae, k, PoolConfig(scope=Scope(tokens=1)), lr, settings)
 
 
+@preset
 def topk_then_batchtopk(
     d_sae: int, k: int, until: float = 0.7, *, lr: float | None = None, **settings: Any
 ) -> SAEConfig:
@@ -40,6 +55,7 @@ def topk_then_batchtopk(
     return _made(d_sae, k, PoolConfig(scope=Scope(tokens=1, until=until)), lr, settings)
 
 
+@preset
 def sampled(
     d_sae: int,
     k: int,
@@ -54,6 +70,7 @@ def sampled(
     return _made(d_sae, k, PoolConfig(score=score, size=Multiplier(l), pick=pick), lr, settings)
 
 
+@preset
 def released(
     d_sae: int,
     k: int,
@@ -69,6 +86,7 @@ def released(
     return _made(d_sae, k, pool, lr, settings)
 
 
+@preset
 def annealed(
     d_sae: int,
     k: int,
@@ -88,40 +106,87 @@ def _made(d_sae: int, k: int, pool: PoolConfig, lr: float | None, settings: dict
     if lr is None:
         return SAEConfig(d_sae, k, pool=pool, **settings)
     if "optimizer" in settings:
-        raise UserError(f"lr = {lr} and optimizer = {settings['optimizer']}: give one of the two")
+        raise UserError(f"lr = {lr} and optimizer = {settings['optimizer']}: set only one of the two")
     return SAEConfig(d_sae, k, pool=pool, optimizer=OptimizerConfig(lr=lr), **settings)
 
 
-PRESETS: dict[str, Callable[..., SAEConfig]] = {
-    "batchtopk": batchtopk,
-    "topk": topk,
-    "topk_then_batchtopk": topk_then_batchtopk,
-    "sampled": sampled,
-    "released": released,
-    "annealed": annealed,
-}
+# ---- methods of the command line --------------------------------------------------------------------
+
+
+def parse_methods(
+    specs: Sequence[str], *, d_sae: int, k: int, seeds: Sequence[int | None] = (None,), **shared: Any
+) -> list[SAEConfig]:
+    """Method specs -> configurations, each once per seed.
+
+    A spec is a preset's name and, after a colon, values of its parameters with commas between them; `/` separates
+    alternatives, and all combinations of these are made: `batchtopk`, `sampled:score=l2/entropy,l=5/30`. `d_sae`, `k`
+    and `shared` (settings of `SAEConfig`, or `lr`) hold unless the spec sets them. SAEs that differ in `d_sae`, `k` or
+    `lr` get these into their names.
+    """
+    if not specs or not seeds:
+        raise UserError("methods and seeds: each must name at least one")
+    return [config for spec in specs for config in _of_spec(spec, seeds, {"d_sae": d_sae, "k": k, **shared})]
+
+
+def _of_spec(spec: str, seeds: Sequence[int | None], shared: dict[str, Any]) -> Iterator[SAEConfig]:
+    method, _, settings = spec.partition(":")
+    if method not in PRESETS:
+        raise UserError(f"methods = {spec!r}: unknown method {method!r}; the methods are {', '.join(PRESETS)}")
+    choices = _choices(spec, settings, parameters(method))
+    for values in itertools.product(*choices.values()):
+        chosen = dict(zip(choices, values, strict=True))
+        given = {**shared, **chosen}
+        if "lr" in chosen and "optimizer" in given:
+            given["optimizer"] = replace(given["optimizer"], lr=given.pop("lr"))
+        words = [f"{key}{chosen[key]:g}" for key in ("d_sae", "k", "lr") if len(choices.get(key, ())) > 1]
+        for seed in seeds:
+            try:
+                config = PRESETS[method](**given, seed=seed)
+                named = "-".join([label(config), *words, *([] if seed is None else [f"s{seed}"])]) if words else None
+                yield replace(config, name=named)
+            except UserError as error:
+                raise UserError(f"methods = {spec!r}: {error}") from None
+
+
+def _choices(spec: str, settings: str, known: dict[str, inspect.Parameter]) -> dict[str, list[Any]]:
+    """The alternatives of each parameter in a spec."""
+    choices: dict[str, list[Any]] = {}
+    for item in filter(None, settings.split(",")):
+        key, equals, values = item.partition("=")
+        if key not in known or not equals or key in choices:
+            right = f"must be parameter=value, each parameter once; the parameters are {', '.join(known)}"
+            raise UserError(f"methods = {spec!r}: {item!r}: {right}")
+        choices[key] = [_value(spec, key, text, known[key].annotation) for text in values.split("/")]
+    return choices
+
+
+def _value(spec: str, key: str, text: str, hint: Any) -> Any:
+    kinds = {hint, *get_args(hint)}
+    try:
+        return int(text) if int in kinds else float(text) if float in kinds else text
+    except ValueError:
+        right = "must be a whole number" if int in kinds else "must be a number"
+        raise UserError(f"methods = {spec!r}: {key} = {text!r}: {right}") from None
+
+
+def parameters(method: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a preset that a spec can set, with their types and defaults."""
+    hints = get_type_hints(PRESETS[method])
+    own = inspect.signature(PRESETS[method]).parameters.values()
+    return {item.name: item.replace(annotation=hints[item.name]) for item in own if item.kind != item.VAR_KEYWORD}
+
+
+# ---- names ------------------------------------------------------------------------------------------
 
 
 def label(config: SAEConfig) -> str:
     """A short name for the settings that people compare, such as `l2-l5` or `uniform-50pct-released70`."""
-    pool = config.pool
-    words = []
-    match pool.size:
-        case Everything():
-            words.append({None: "batchtopk", 1: "topk"}.get(pool.scope.tokens, f"groups{pool.scope.tokens}"))
-        case Multiplier(l):
-            words += [pool.score, f"l{l:g}"]
-        case Fraction(fraction):
-            words += [pool.score, f"{100 * fraction:g}pct"]
-        case size:
-            words += [pool.score, f"size{size.size}"]
-    match pool.schedule:
-        case Released(at):
-            words.append(f"released{100 * at:g}")
-        case Annealed(until):
-            words.append(f"annealed{100 * until:g}")
-    if pool.scope.tokens is not None and not isinstance(pool.size, Everything):
-        words.append(f"groups{pool.scope.tokens}")
+    pool, tokens = config.pool, config.pool.scope.tokens
+    groups = f"groups{tokens}"
+    if pool.restricts:
+        words = [pool.score, pool.size.label, pool.schedule.label, "" if tokens is None else groups]
+    else:
+        words = [{None: "batchtopk", 1: "topk"}.get(tokens, groups), pool.schedule.label]
     if pool.scope.until < 1:
         words.append(f"then-{pool.scope.then or 'batch'}-at{100 * pool.scope.until:g}")
     if pool.pick == "sample":
@@ -130,7 +195,7 @@ def label(config: SAEConfig) -> str:
         words.append(f"every{pool.refresh}")
     if config.cut == "token":
         words.append("rowwise")
-    return "-".join(words)
+    return "-".join(filter(None, words))
 
 
 def named(configs: list[SAEConfig], seed: int) -> list[SAEConfig]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sampled_sae.config import read_file
 from sampled_sae.evals import all_metrics, titles
-from sampled_sae.method.config import upgraded
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json
 from sampled_sae.utils.measures import Metric
@@ -151,7 +151,7 @@ def _run(folder: Path, found: Found) -> Run:
     for run in found.runs:
         if run.folder == folder:
             return run
-    record = _read(folder / "run.json", found.notes) or {}
+    record = _read(folder / "run.json", found.notes, "run") or {}
     log, note = read_log(folder / "log.jsonl")
     run = Run(folder, record, log, note)
     found.runs.append(run)
@@ -162,7 +162,7 @@ def _unfinished(run: Run, folder: Path) -> list[Saved]:
     """The SAEs of a run that has not come to its end: their settings and curves are there all the same."""
     listed = part(run.record, "config").get("saes")
     missing = []
-    for config in map(upgraded, listed if isinstance(listed, list) else []):
+    for config in listed if isinstance(listed, list) else []:
         name = str(part(config).get("name"))
         if isinstance(config, dict) and not _is_sae(folder / "saes" / name):
             origin = part(run.record, "source")
@@ -173,14 +173,14 @@ def _unfinished(run: Run, folder: Path) -> list[Saved]:
 
 
 def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
-    own = (_read(folder / OWN, notes) if (folder / OWN).exists() else None) or {}
+    own = (_read(folder / OWN, notes, "sae") if (folder / OWN).exists() else None) or {}
     foreign = (_read(folder / FOREIGN, notes) if (folder / FOREIGN).exists() else None) or {}
     config = own.get("config") if isinstance(own.get("config"), dict) else _config_of_run(run, folder.name)
     metadata = part(own, "metadata") or {k: v for k, v in part(foreign, "metadata").items() if v is not None}
     results = {}
     for name in (kind.name for kind in kinds()):
         path = folder / "evals" / f"{name}.json"
-        content = _read(path, notes) if path.exists() else None
+        content = _read(path, notes, "result") if path.exists() else None
         if content is not None and not isinstance(content.get("result"), dict):
             notes.append(f"{path}: has no result; left out")
         elif content is not None:
@@ -190,7 +190,6 @@ def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
         results[TRAINING] = {"result": training}
     if config is None:  # results that were copied without their SAE know its settings too
         config = next((one["sae"] for one in results.values() if isinstance(one.get("sae"), dict)), None)
-    config = upgraded(config)
     name = str((config or {}).get("name") or folder.name)
     return Saved(folder, name, config, metadata, foreign.get("d_in"), foreign.get("d_sae"), results, run, True)
 
@@ -200,10 +199,10 @@ def _config_of_run(run: Run | None, name: str) -> dict[str, Any] | None:
     return next((one for one in listed or [] if isinstance(one, dict) and one.get("name") == name), None)
 
 
-def _read(path: Path, notes: list[str]) -> dict[str, Any] | None:
-    """A JSON object; a damaged file is noted and left out."""
+def _read(path: Path, notes: list[str], kind: str | None = None) -> dict[str, Any] | None:
+    """A JSON object, of the kind that has a format version; a damaged file is noted and left out."""
     try:
-        content = read_json(path)
+        content = read_json(path) if kind is None else read_file(path, kind)
     except UserError as error:
         notes.append(f"{error}; left out")
         return None

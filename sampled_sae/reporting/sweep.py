@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sampled_sae.method import presets
-from sampled_sae.method.config import sae_config_from_dict
+from sampled_sae.method.config import SAEConfig
 from sampled_sae.reporting.collect import Found, Kind, Log, Saved, kinds, part
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import Column, Metric, Stat, Table, best_of, find, listed, number, shown
@@ -211,14 +211,14 @@ def _kind(sae: Saved) -> tuple[str, str, float | None]:
     if sae.config is None:
         return "other", shown(sae.name), None
     try:
-        label = presets.label(sae_config_from_dict(sae.config))
+        label = presets.label(SAEConfig.from_dict(sae.config))
     except (UserError, TypeError):  # settings of another version
         return "other", shown(sae.name), None
     pool, size = part(sae.config, "pool"), part(sae.config, "pool", "size")
-    schedule = part(pool, "schedule").get("kind")
+    schedule = part(pool, "schedule").get("kind", "constant")
     if size.get("kind") == "everything":
         return (BASE if label == "batchtopk" else "topk"), shown(label), None
-    if schedule in ("released", "annealed"):
+    if schedule != "constant":
         return schedule, shown(label), None
     group = str(pool.get("score")) + (" drawn" if pool.get("pick") == "sample" else "")
     return shown(group), shown(label), number(size.get("l"))

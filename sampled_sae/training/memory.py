@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from sampled_sae import kernels
-from sampled_sae.method.config import Everything, SAEConfig, Scope
+from sampled_sae.method.config import SAEConfig, Scope
 from sampled_sae.method.scores import get_score
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.system import available, readable
@@ -34,7 +34,7 @@ def needed(configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.d
 def _working(config: SAEConfig, d: int, batch_size: int) -> int:
     m, scope = config.d_sae, config.pool.scope
     activations = 2 * m * batch_size  # values, a working copy at the end, and masks of one byte each
-    if not isinstance(config.pool.size, Everything):
+    if config.pool.restricts:
         activations += batch_size * config.pool.size.latents(config.k, m)
         if get_score(config.pool.score).reads_activations:
             activations += batch_size * m  # a score's working copy
@@ -51,7 +51,7 @@ def _fast_working(config: SAEConfig, d: int, batch_size: int) -> int:
     """Bytes that the GPU's path holds for one SAE at a time."""
     m, pool = config.d_sae, config.pool
     z = 2 * m * batch_size
-    if not isinstance(pool.size, Everything):
+    if pool.restricts:
         z += 2 * batch_size * pool.size.latents(config.k, m)
         if pool.scope != Scope() or get_score(pool.score).reads_activations:
             z += 8 * m * batch_size  # what a score of the user's own takes: it sees all of Z in 32 bits

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.config import to_dict
 from sampled_sae.method.config import (
     Annealed,
     Constant,
@@ -20,7 +19,6 @@ from sampled_sae.method.config import (
     SAEConfig,
     Scope,
     Size,
-    sae_config_from_dict,
 )
 from sampled_sae.method.presets import label, named
 from sampled_sae.training import memory
@@ -42,7 +40,7 @@ ALL = [
 
 @pytest.mark.parametrize("config", ALL, ids=label)
 def test_configurations_survive_json(config):
-    assert sae_config_from_dict(json.loads(json.dumps(to_dict(config), allow_nan=False))) == config
+    assert SAEConfig.from_dict(json.loads(json.dumps(config.to_dict(), allow_nan=False))) == config
 
 
 def test_labels_and_names_are_unique():
@@ -61,8 +59,8 @@ def test_labels_and_names_are_unique():
         (lambda: ss.sampled(64, 4, l=0), "l = 0.0: must be"),
         (lambda: SAEConfig(64, 65), "k = 65: must be at most d_sae = 64"),
         (lambda: SAEConfig(64, 0), "k = 0: must be at least 1"),
-        (lambda: SAEConfig(64, 8, pool=PoolConfig(size=Size(7))), "pool size = 7: must be at least k = 8"),
-        (lambda: Fraction(1.5), "pool fraction = 1.5"),
+        (lambda: SAEConfig(64, 8, pool=PoolConfig(size=Size(7))), "pool.size.size = 7: must be at least k = 8"),
+        (lambda: Fraction(1.5), "fraction = 1.5: must be a share in (0, 1]"),
         (lambda: PoolConfig(pick="best"), "pick = 'best': must be 'top' or 'sample'"),
         (lambda: PoolConfig(size=Size(9), refresh=3, scope=Scope(tokens=2)), "refresh = 3: a pool can only be kept"),
         (lambda: OptimizerConfig(lr=-1), "lr = -1.0: must be a positive number"),
@@ -70,17 +68,19 @@ def test_labels_and_names_are_unique():
         (lambda: SAEConfig("64", 4), "d_sae = '64': must be a whole number"),
         (lambda: OptimizerConfig(lr="fast"), "lr = 'fast': must be a number"),
         (lambda: SAEConfig(64, 4, seed=2**64), "seed = 18446744073709551616: must fit into 64 bits"),
-        (lambda: PoolConfig(size=5), "pool size = 5: must be a Multiplier, Size or Fraction"),
+        (lambda: PoolConfig(size=5), "size = 5: must be Multiplier, Size, Fraction or Everything"),
         (lambda: SAEConfig(64, 4, pool="l2"), "pool = 'l2': must be a PoolConfig"),
-        (lambda: SAEConfig(64, 4, name="x" * 300), "of 200 letters at most"),
-        (lambda: sae_config_from_dict({"k": 4}), "SAEConfig field = 'd_sae': is missing"),
-        (lambda: sae_config_from_dict([1]), "must be an object with named fields"),
+        (lambda: SAEConfig(64, 4, name="x" * 300), "at most 200 bytes"),
+        (lambda: SAEConfig(64, 4, name="ä" * 101), "at most 200 bytes"),
+        (lambda: SAEConfig(64, 4, name="a\nb"), "name = 'a\\nb': must be usable as a folder's name"),
+        (lambda: SAEConfig.from_dict({"k": 4}), "d_sae: is missing"),
+        (lambda: SAEConfig.from_dict([1]), "SAEConfig = [1]: must be an object with named fields"),
         (lambda: TrainConfig(steps=0), "steps = 0: must be at least 1"),
         (lambda: SAEConfig(64, 4, name="a/b"), "name = 'a/b': must be usable as a folder's name"),
-        (lambda: sae_config_from_dict({"latents": 64, "k": 4, "lr": 1}), "SAEConfig field = 'lr': unknown; the fields"),
+        (lambda: SAEConfig.from_dict({"d_sae": 64, "k": 4, "lr": 1}), "lr = 1: no such field; SAEConfig has d_sae, k,"),
         (
-            lambda: sae_config_from_dict({"latents": 64, "k": 4, "pool": {"size": {"kind": "huge"}}}),
-            "size kind = 'huge'",
+            lambda: SAEConfig.from_dict({"d_sae": 64, "k": 4, "pool": {"size": {"kind": "huge"}}}, "a.json"),
+            "a.json: pool.size.kind = 'huge': must be one of multiplier, size, fraction, everything",
         ),
     ],
 )

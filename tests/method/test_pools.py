@@ -6,8 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sampled_sae.method.config import Annealed, Everything, Fraction, Multiplier, PoolConfig, Released, Scope, Size
-from sampled_sae.method.pools import churn, draw, group_at, highest, size_at
+from sampled_sae.method.config import (
+    Annealed,
+    Everything,
+    Fraction,
+    Multiplier,
+    PoolConfig,
+    Released,
+    SAEConfig,
+    Scope,
+    Size,
+)
+from sampled_sae.method.pools import churn, draw, highest
 from sampled_sae.method.scores import SCORES
 from sampled_sae.utils.errors import UserError
 
@@ -82,14 +92,14 @@ def test_sizes():
 
 def test_schedules():
     def at(schedule, step):
-        return size_at(PoolConfig(size=Fraction(0.5), schedule=schedule), 4, 100, step, 1000)
+        return SAEConfig(100, 4, PoolConfig(size=Fraction(0.5), schedule=schedule)).pool_size_at(step, 1000)
 
     assert [at(Released(0.7), step) for step in (0, 699, 700, 999)] == [50, 50, 100, 100]
     assert [at(Annealed(0.5), step) for step in (0, 250, 500, 999)] == [50, 75, 100, 100]
     scope = Scope(tokens=1, until=0.7)
-    assert [group_at(scope, 64, step, 1000) for step in (0, 699, 700)] == [1, 1, 64]
-    with pytest.raises(UserError, match="scope = 7 tokens: must divide batch_size = 64"):
-        group_at(Scope(tokens=7), 64, 0, 10)
+    assert [scope.group_at(64, step, 1000) for step in (0, 699, 700)] == [1, 1, 64]
+    with pytest.raises(UserError, match=r"scope\.tokens = 7: must divide batch_size = 64"):
+        Scope(tokens=7).group_at(64, 0, 10)
 
 
 def test_churn():

@@ -1,15 +1,68 @@
 import pytest
 
 import sampled_sae as ss
-from sampled_sae.method.presets import PRESETS
+from sampled_sae.method.presets import PRESETS, label, named, parameters, parse_methods
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_member_of_the_family_takes_a_learning_rate(name):
+def test_every_preset_takes_a_learning_rate(name):
     config = PRESETS[name](d_sae=48, k=4, lr=1e-3)
     assert config == PRESETS[name](48, 4, optimizer=ss.OptimizerConfig(lr=1e-3))
     assert PRESETS[name](48, 4).optimizer == ss.OptimizerConfig()
-    with pytest.raises(ss.UserError, match=r"lr = 0.1 and optimizer = .*: give one of the two"):
+    with pytest.raises(ss.UserError, match=r"lr = 0.1 and optimizer = .*: set only one of the two"):
         PRESETS[name](48, 4, lr=0.1, optimizer=ss.OptimizerConfig())
     with pytest.raises(ss.UserError, match=r"lr = 0.0: must be a positive number"):
         PRESETS[name](48, 4, lr=0.0)
+
+
+def test_specs_are_presets_with_grids_of_parameters():
+    auxk = ss.AuxKConfig(dead_after=1000)
+    made = parse_methods(["batchtopk", "sampled:score=l2/entropy,l=5/30"], d_sae=480, k=4, auxk=auxk)
+    assert made == [
+        ss.batchtopk(480, 4, auxk=auxk),
+        *(ss.sampled(480, 4, score, l, auxk=auxk) for score in ("l2", "entropy") for l in (5, 30)),
+    ]
+    assert parse_methods(["released:fraction=0.4,at=0.5"], d_sae=48, k=4) == [ss.released(48, 4, fraction=0.4, at=0.5)]
+    assert parse_methods(["sampled:pick=sample"], d_sae=48, k=4, seeds=(1, 2)) == [
+        ss.sampled(48, 4, pick="sample", seed=seed) for seed in (1, 2)
+    ]
+    assert set(parameters("sampled")) == {"d_sae", "k", "score", "l", "pick", "lr"}
+
+
+def test_a_spec_has_precedence_over_shared_settings():
+    optimizer = ss.OptimizerConfig(lr=1e-3, clip=2)
+    (made,) = parse_methods(["topk:lr=0.01,k=8"], d_sae=48, k=4, optimizer=optimizer)
+    assert made == ss.topk(48, 8, optimizer=ss.OptimizerConfig(lr=0.01, clip=2))
+    assert parse_methods(["topk:lr=0.01"], d_sae=48, k=4, lr=0.1) == [ss.topk(48, 4, lr=0.01)]
+
+
+def test_names_tell_a_grid_of_sizes_and_rates_apart():
+    made = parse_methods(["topk:k=4/8,lr=0.001/0.01", "batchtopk"], d_sae=48, k=4, seeds=(0, 1))
+    names = [config.name for config in named(made, seed=0)]
+    assert names[:3] == ["topk-k4-lr0.001-s0", "topk-k4-lr0.001-s1", "topk-k4-lr0.01-s0"]
+    assert names[-2:] == ["batchtopk-s0", "batchtopk-s1"]
+    assert len(set(names)) == len(made) == 10
+    assert label(made[0]) == "topk"
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("gated", "unknown method 'gated'; the methods are batchtopk, topk, topk_then_batchtopk, sampled,"),
+        ("", "unknown method ''"),
+        ("topk:l=5", "'l=5': must be parameter=value, each parameter once; the parameters are d_sae, k, lr"),
+        ("sampled:l", "'l': must be parameter=value"),
+        ("sampled:l=1,l=2", "'l=2': must be parameter=value, each parameter once"),
+        ("sampled:l=five", "l = 'five': must be a number"),
+        ("sampled:l=5/", "l = '': must be a number"),
+        ("topk:k=2.5", "k = '2.5': must be a whole number"),
+        ("sampled:l=0.5", "l = 0.5: must be a number of at least 1"),
+        ("sampled:pick=best", "pick = 'best': must be 'top' or 'sample'"),
+        ("topk:k=64", "k = 64: must be at most d_sae = 48"),
+    ],
+)
+def test_invalid_specs_get_one_line(spec, line):
+    with pytest.raises(ss.UserError) as caught:
+        parse_methods([spec], d_sae=48, k=4)
+    assert str(caught.value).startswith(f"methods = {spec!r}: {line}")
+    assert "\n" not in str(caught.value)

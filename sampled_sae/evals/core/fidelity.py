@@ -11,7 +11,6 @@ from torch import Tensor
 from sampled_sae.evals.bootstrap import Estimate, estimate, ratio, weights
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.method.config import SAEConfig
-from sampled_sae.method.pools import group_at
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import LAST, STEPS, training_time_codes
 
@@ -224,7 +223,7 @@ class TrainedCut:
 
     def __init__(self, sae: SAE, config: SAEConfig, contexts: int, batch_size: int, seed: int):
         self.sae, self.config = sae, config
-        self.group = group_at(config.pool.scope, batch_size, LAST, STEPS)
+        self.group = config.pool.scope.group_at(batch_size, LAST, STEPS)
         self.generator = torch.Generator(sae.device).manual_seed(seed)
         names = ("tokens", "error", "variance", "energy", "l0")
         self.sums = {name: torch.zeros(contexts, dtype=torch.float64, device=sae.device) for name in names}

@@ -12,14 +12,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sampled_sae.config import Bound, Config, Count, NonNegative, Positive, to_dict
+from sampled_sae.config import Bound, Config, Count, NonNegative, Positive, read_file
 from sampled_sae.evals.results import Explanation, Liveness, load_live, read_explanations
 from sampled_sae.evals.session import find_saes, names_of
-from sampled_sae.method.config import SAEConfig, sae_config_from_dict
+from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import label
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import read_json
 
 Across = Literal["all", "reference", "none"]
 Seeds = Literal["same", "different"]
@@ -143,19 +142,19 @@ def _configuration(folder: Path) -> tuple[SAEConfig | None, dict[str, Any]]:
     path = folder / "sampled_sae.json"
     if not path.exists():
         return None, {}
-    own = read_json(path)
+    own = read_file(path, "sae")
     try:
         config, metadata = own["config"], own["metadata"]
     except (KeyError, TypeError):
         raise UserError(f"{path}: not a configuration of this program") from None
-    return None if config is None else sae_config_from_dict(config), dict(metadata or {})
+    return None if config is None else SAEConfig.from_dict(config, path), dict(metadata or {})
 
 
 def _described(config: SAEConfig | None, metadata: dict[str, Any]) -> dict[str, Any]:
     """What groups SAEs: everything but seeds and names, and the seeds apart."""
     if config is None:
         return {}
-    plain = to_dict(config)
+    plain = config.to_dict()
     seed = plain.pop("seed")
     plain.pop("name")
     training = metadata.get("training") or {}

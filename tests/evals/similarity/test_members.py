@@ -64,7 +64,7 @@ def test_damaged_folders_are_named(tmp_path):
         open_member(tmp_path)
     save_file({"W_dec": torch.ones(2, 2)}, tmp_path / "sae_weights.safetensors")
     (tmp_path / "sampled_sae.json").write_text("[]")
-    with pytest.raises(UserError, match="not a configuration of this program"):
+    with pytest.raises(UserError, match=r"sampled_sae.json: must hold an object with named fields"):
         open_member(tmp_path)
 
 
