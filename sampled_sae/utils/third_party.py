@@ -10,12 +10,12 @@ from typing import Any
 from sampled_sae.utils.errors import UserError
 
 
-def package(name: str, who: str) -> Any:
-    """A package that only some sources of text need; `who` is the setting that asks for it, with its value."""
+def package(name: str, setting: str, extra: str = "lm") -> Any:
+    """Import an optional package; `setting` is the one that needs it, with its value, `extra` the one that holds it."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UserError(f"{who}: {name.split('.')[0]} is missing; pip install 'sampled-sae[lm]'") from None
+        raise UserError(f"{setting}: {name.split('.')[0]} is missing; pip install 'sampled-sae[{extra}]'") from None
 
 
 def reason(error: Exception) -> str:

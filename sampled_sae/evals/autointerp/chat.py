@@ -1,22 +1,15 @@
-"""A client of any OpenAI-compatible chat endpoint: many questions at once, retries, and answers kept on disk.
-
-`Chat.ask` sends what was never answered before and gives the answers in the order of the questions. A question that
-stays without an answer is told so, with the reason; an endpoint that answers nothing at all is one line for the user.
-"""
+"""Questions to a chat model behind an OpenAI-compatible endpoint, in parallel, with an answer cache on disk."""
 
 from __future__ import annotations
 
 import email.utils
 import hashlib
-import http.client
 import json
 import os
 import random
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -26,42 +19,43 @@ from typing import Annotated, Any, Literal, NamedTuple
 from sampled_sae.config import Bound, Config, NonNegative, Positive, PositiveNumber, at_least, require
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, writing
+from sampled_sae.utils.third_party import package
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 PASSING = (408, 409, 425, 429, 500, 502, 503, 504, 529)
-"""Refusals that may pass if one waits."""
+"""HTTP errors that are worth another attempt."""
 REFUSING = (401, 403, 404, 405)
-"""Refusals of everything: the key, the model or the address is wrong."""
+"""HTTP errors of every question: the key, the model or the address is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatConfig(Config):
-    """Which endpoint answers, and how it is asked."""
+    """The chat endpoint, and how questions are sent."""
 
     base_url: str = "https://api.openai.com/v1"
     """Address of the endpoint, up to but without /chat/completions."""
     model: str = "gpt-4o-mini"
-    """The model that is asked, by the endpoint's own name."""
+    """Model, by the endpoint's name for it."""
     key_variable: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; an endpoint on this machine may go without."""
+    """Environment variable with the key; not needed for an endpoint on this machine."""
     temperature: Annotated[float, Bound("must be from 0 to 2", lambda value: 0 <= value <= 2)] | None = 0.0
-    """Of the answers; none leaves it to the endpoint, for models that allow no other."""
+    """Sampling temperature; None: the endpoint's default, for models that allow no other."""
     limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """What the endpoint calls the most tokens of an answer; newer models of OpenAI take the second."""
+    """The endpoint's name for the most tokens of an answer; newer models of OpenAI take the second."""
     limit_factor: Annotated[float, at_least(1)] = 1.0
-    """Times the usual most tokens of an answer: more for models that think aloud before they answer."""
+    """Multiplies the most tokens of an answer; larger for reasoning models."""
     concurrency: Positive = 8
-    """Questions that are under way at once."""
+    """Questions in parallel."""
     timeout: PositiveNumber = 60.0
-    """Seconds until a question counts as not answered."""
+    """Seconds after which a question counts as not answered."""
     attempts: Positive = 6
-    """Times that a question is sent at most."""
+    """Most attempts per question."""
     wait: NonNegative = 1.0
-    """Seconds before the second attempt; they double each time, up to `longest_wait`."""
+    """Seconds before the second attempt; doubled each time, up to `longest_wait`."""
     longest_wait: NonNegative = 60.0
-    """Most seconds between two attempts, also where the endpoint asks for more."""
+    """Most seconds between two attempts, even if the endpoint demands more."""
     cache: str | None = "~/.cache/sampled-sae/chat"
-    """Folder in which answers are kept, so that no question is paid for twice; none keeps them nowhere."""
+    """Folder of the answer cache, so that no question is paid for twice; None: in memory only."""
 
     def check(self) -> None:
         url = urllib.parse.urlsplit(self.base_url)
@@ -79,74 +73,78 @@ class Question(NamedTuple):
     """One call."""
 
     system: str
-    """What the model is told to do."""
     user: str
-    """What it is given."""
     most: int
-    """Tokens of the answer at most."""
+    """Most tokens of the answer."""
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """The answer to one question."""
 
     text: str | None
-    """The answer; none if there is none."""
+    """None if there is no answer."""
     reason: str = ""
     """Why there is none."""
     cached: bool = False
-    """Whether it was on disk already."""
     prompt_tokens: int = 0
-    """Tokens of the question, as the endpoint counts them; 0 if it does not say."""
+    """Tokens of the question, as the endpoint counts them; 0 if it does not report them."""
     answer_tokens: int = 0
-    """Tokens of the answer."""
 
 
 STOPPED = Answer(None, "stopped")
+Done = Callable[[int], None]
+"""Called with the number of finished items."""
 
 
 class Chat:
-    """Asks one model; safe to share between threads."""
+    """Sends questions to one model; safe to share between threads."""
 
     def __init__(self, config: ChatConfig):
-        """The key is looked up here, so that a missing one is known before anything is computed."""
+        """The key is looked up here, so that a missing one is reported before anything is computed."""
         self.config = config
         self.cache = AnswerCache(None if config.cache is None else Path(config.cache).expanduser())
         key = os.environ.get(config.key_variable, "")
         if not key and not config.local:
             raise UserError(f"{config.key_variable} is not set: {config.base_url} needs a key in that variable")
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        # A proxy is not asked for what is on this machine, and a redirect would carry the key elsewhere.
-        proxy = [urllib.request.ProxyHandler({})] if config.local else []
-        self._opener = urllib.request.build_opener(*proxy, _NoRedirect)
+        self._openai, self._httpx = (
+            package(name, f"base_url = {config.base_url!r}", "evals") for name in ("openai", "httpx")
+        )
+        # Names of accounts in the environment are not for an endpoint on this machine.
+        hidden = [] if key else ["Authorization"]
+        hidden += ["OpenAI-Organization", "OpenAI-Project"] if config.local else []
+        self._hidden = {name: self._openai.Omit() for name in hidden}
+        # A redirect would send the key elsewhere, and a proxy is not used for this machine.
+        http = self._httpx.Client(
+            follow_redirects=False,
+            trust_env=not config.local,
+            timeout=config.timeout,
+            limits=self._httpx.Limits(max_connections=config.concurrency),
+        )
+        self._client = self._openai.OpenAI(
+            base_url=config.base_url, api_key=key or "none", max_retries=0, http_client=http
+        )
         self._gate = _Gate()
         self._random = random.Random(0)
 
-    def ask(self, questions: Sequence[Question], done: Callable[[int], None] | None = None) -> list[Answer]:
-        """An answer to each question, in their order; `done(n)` is called after each with how many are through."""
+    def ask(self, questions: Sequence[Question], done: Done | None = None) -> list[Answer]:
+        """An answer to each question, in order; `done` is called after each one."""
         found: dict[int, Answer] = {}
-        asked: list[int] = []
         for number, question in enumerate(questions):
             kept = self.cache.find(self._body(question), self.config.base_url)
-            if kept is None:
-                asked.append(number)
-            else:
+            if kept is not None:
                 found[number] = Answer(kept, cached=True)
         if done is not None:
             done(len(found))
-        if asked:
-            self._ask_all(questions, asked, found, done)
+        left = [number for number in range(len(questions)) if number not in found]
+        if left:
+            self._ask_all(questions, left, found, done)
         return [found[number] for number in range(len(questions))]
 
     def _ask_all(
-        self,
-        questions: Sequence[Question],
-        asked: list[int],
-        found: dict[int, Answer],
-        done: Callable[[int], None] | None,
+        self, questions: Sequence[Question], asked: list[int], found: dict[int, Answer], done: Done | None
     ) -> None:
         """Fill `found` with the answers to the questions of these numbers."""
-        pool = ThreadPoolExecutor(self.config.concurrency)
-        stop = threading.Event()
+        pool, stop = ThreadPoolExecutor(self.config.concurrency), threading.Event()
         pending: dict[Future[Answer], int] = {}
         answered, lost = 0, 0
         try:
@@ -159,11 +157,10 @@ class Chat:
                         continue
                     found[pending.pop(future)] = answer
                     answered, lost = answered + (answer.text is not None), lost + (answer.text is None)
-                    # Do not wait through all retries of all questions where nothing ever comes back.
+                    # Give up instead of waiting through all retries of all questions where no answer ever came.
                     if not answered and lost >= min(len(asked), self.config.concurrency):
-                        raise UserError(
-                            f"base_url = {self.config.base_url!r}: no answer to {lost} calls: {answer.reason}"
-                        )
+                        url = self.config.base_url
+                        raise UserError(f"base_url = {url!r}: no answer to {lost} calls: {answer.reason}")
                     if done is not None:
                         done(len(found))
         finally:
@@ -178,10 +175,10 @@ class Chat:
             if stop.is_set():
                 return STOPPED
             try:
-                answer = _read(self._send(body))
+                answer = self._send(body)
             except _Again as again:
                 reason = str(again)
-                # Spread, so that the questions which were refused together do not come back together.
+                # Jitter, so that questions refused together do not return together.
                 pause = config.wait * 2**attempt * self._random.uniform(0.75, 1.25)
                 pause = min(max(pause, again.after or 0.0), config.longest_wait)
                 if again.after is not None:
@@ -189,12 +186,11 @@ class Chat:
                 if attempt + 1 < config.attempts:
                     stop.wait(pause)
                 continue
-            except _No as no:
-                return Answer(None, str(no))
             except UserError:
                 stop.set()
                 raise
-            self.cache.keep(body, config.base_url, str(answer.text))
+            if answer.text is not None:
+                self.cache.keep(body, config.base_url, answer.text)
             return answer
         return Answer(None, f"{reason} ({config.attempts} attempts)")
 
@@ -205,57 +201,39 @@ class Chat:
         body = {"model": config.model, "messages": messages, config.limit_name: most, "stream": False}
         return body if config.temperature is None else body | {"temperature": config.temperature}
 
-    def _send(self, body: dict[str, Any]) -> bytes:
-        url = self.config.base_url.rstrip("/") + "/chat/completions"
-        request = urllib.request.Request(url, json.dumps(body).encode(), self._headers, method="POST")
+    def _send(self, body: dict[str, Any]) -> Answer:
+        """One attempt; an Answer without text if the endpoint rejects the question itself."""
         try:
-            with self._opener.open(request, timeout=self.config.timeout) as response:
-                content: bytes = response.read()
-                return content
-        except urllib.error.HTTPError as error:
-            raise self._refusal(error) from None
-        except TimeoutError:
+            create = self._client.chat.completions.with_raw_response.create
+            return _read(create(**body, extra_headers=self._hidden).http_response.content)
+        except self._openai.APIStatusError as error:
+            code, response = error.status_code, error.response
+            line = f"HTTP {code} {response.reason_phrase}: {_short(response.text[:2000])}".rstrip(": ")
+            if code in PASSING:
+                raise _Again(line, _retry_after(response.headers.get("Retry-After"))) from None
+            if code in REFUSING or 300 <= code < 400:
+                where = f"base_url = {self.config.base_url!r}, model = {self.config.model!r}"
+                raise UserError(f"{where}: refused with {line}") from None
+            return Answer(None, line)
+        except self._openai.APITimeoutError:
             raise _Again(f"no answer within {self.config.timeout:g} s") from None
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, TimeoutError):
-                raise _Again(f"no answer within {self.config.timeout:g} s") from None
-            raise _Again(f"cannot be reached ({_short(error.reason)})") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise _Again(f"the connection broke ({_short(error) or type(error).__name__})") from None
-
-    def _refusal(self, error: urllib.error.HTTPError) -> Exception:
-        try:
-            said = _short(error.read(2000).decode(errors="replace"))
-        except (OSError, http.client.HTTPException):
-            said = ""
-        line = f"HTTP {error.code} {error.reason}: {said}".rstrip(": ")
-        if error.code in PASSING:
-            return _Again(line, _retry_after(error.headers.get("Retry-After")))
-        if error.code in REFUSING or 300 <= error.code < 400:
-            config = self.config
-            return UserError(f"base_url = {config.base_url!r}, model = {config.model!r}: refused with {line}")
-        return _No(line)
+        except self._openai.APIConnectionError as error:
+            cause = error.__cause__
+            down = isinstance(cause, self._httpx.ConnectError)
+            what = "cannot be reached" if down else "the connection broke"
+            raise _Again(f"{what} ({_short(cause) or type(cause).__name__})") from None
 
 
 class _Again(Exception):
-    """An attempt that failed, and may not fail again; `after`: seconds that the endpoint asks to wait."""
+    """A failed attempt that is worth repeating; `after`: seconds that the endpoint demands."""
 
     def __init__(self, line: str, after: float | None = None):
         super().__init__(line)
         self.after = after
 
 
-class _No(Exception):
-    """A question that the endpoint refuses."""
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
 class _Gate:
-    """Holds every thread back for a while after the endpoint has asked to wait."""
+    """Holds all threads back while the endpoint demands a pause."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -271,14 +249,13 @@ class _Gate:
 
 
 def _read(content: bytes) -> Answer:
-    """The answer in a response; whatever is none is worth another attempt."""
+    """The answer in a response; anything else is worth another attempt."""
     try:
         plain = json.loads(content)
         text = plain["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError):
-        raise _Again(
-            f"answers something else than a chat completion: {_short(content.decode(errors='replace'))!r}"
-        ) from None
+        said = _short(content.decode(errors="replace"))
+        raise _Again(f"answers something else than a chat completion: {said!r}") from None
     if not isinstance(text, str) or not text.strip():
         raise _Again("answers with an empty text")
     usage = plain.get("usage")
@@ -309,7 +286,7 @@ NAME = "answers.jsonl"
 
 
 class AnswerCache:
-    """What was asked of which endpoint -> what it answered. Several processes may add to one folder."""
+    """Answers by endpoint and request. Several processes may add to one folder."""
 
     def __init__(self, folder: Path | None):
         """Without a folder, answers are kept in memory alone."""
@@ -317,10 +294,13 @@ class AnswerCache:
         self._lock = threading.Lock()
         self._path = None if folder is None else make_folder(folder) / NAME
         if self._path is not None and self._path.exists():
-            self._answers.update(_read_answers(self._path))
-
-    def __len__(self) -> int:
-        return len(self._answers)
+            # A line that was cut short is an answer that has to be asked for again.
+            for line in self._path.read_text(encoding="utf-8", errors="replace").split("\n"):
+                try:
+                    plain = json.loads(line)
+                    self._answers[str(plain["key"])] = str(plain["answer"])
+                except (ValueError, LookupError, TypeError):
+                    continue
 
     def find(self, body: dict[str, Any], url: str) -> str | None:
         """The answer to a request's body, if it was ever given."""
@@ -341,15 +321,3 @@ class AnswerCache:
 def _key(body: dict[str, Any], url: str) -> str:
     asked = json.dumps([url.rstrip("/"), body], sort_keys=True)
     return hashlib.sha256(asked.encode()).hexdigest()
-
-
-def _read_answers(path: Path) -> dict[str, str]:
-    """All whole lines; one that was cut short is an answer that has to be asked for again."""
-    answers: dict[str, str] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            plain = json.loads(line)
-            answers[str(plain["key"])] = str(plain["answer"])
-        except (ValueError, LookupError, TypeError):
-            continue
-    return answers

@@ -19,7 +19,7 @@ class Script:
 
     def __init__(self, answer):
         self.answer, self.lock = answer, threading.Lock()
-        self.requests, self.bodies, self.keys, self.times = 0, [], [], []
+        self.requests, self.bodies, self.keys, self.times, self.headers = 0, [], [], [], []
         self.now = self.most = 0
 
 
@@ -44,6 +44,7 @@ def serving(answer):
                 script.requests += 1
                 script.bodies.append((self.path, body))
                 script.keys.append(self.headers.get("Authorization"))
+                script.headers.append(dict(self.headers))
                 script.times.append(time.monotonic())
                 script.now += 1
                 script.most = max(script.most, script.now)
@@ -140,6 +141,17 @@ def test_answers_that_were_cut_short_on_disk_are_asked_for_again(tmp_path):
         assert script.requests == 4
         assert [answer.text for answer in answers] == ["echo q0", "echo q1", "echo q2"]
         assert all(answer.cached for answer in client(url, tmp_path).ask(questions(3)))
+
+
+def test_an_endpoint_on_this_machine_gets_no_account_and_no_proxy(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, "private")
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with serving(fine) as (url, script):
+        assert client(url).ask(questions(1))[0].text == "echo q0"
+        assert script.keys == [None] and "private" not in str(script.headers)
 
 
 def test_a_redirect_does_not_carry_the_key_elsewhere(monkeypatch):
