@@ -24,7 +24,7 @@ PROGRAM = "sampled-sae"
 COMMANDS = {
     "train": "train.Train",
     "cache": "cache.Cache",
-    "eval": "eval.Eval",
+    "eval": "eval.Command",
     "compare": "compare.Compare",
     "report": "report.Report",
     "browse": "browse.Browse",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import torch
 import tyro
 
 from sampled_sae.data.text import TextSource
-from sampled_sae.evals import Evaluation, chosen
+from sampled_sae.evals import Evaluation, chosen, registry
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.evals.autointerp.schema import AutointerpConfig
 from sampled_sae.evals.core.schema import CoreConfig, PutIn
@@ -112,3 +112,17 @@ class Eval:
         from sampled_sae.models.load import load_model
 
         return load_model(name, device, dtype)
+
+
+def with_plugins() -> type[Eval]:
+    """The command with a group of flags for each evaluation of an installed package."""
+    known = {"core", *(item.name for item in fields(Eval))}
+    others = [
+        (name, evaluation.config, field(default_factory=evaluation.config))
+        for name, evaluation in registry().items()
+        if name not in known
+    ]
+    return make_dataclass("Eval", others, bases=(Eval,), frozen=True) if others else Eval
+
+
+Command = with_plugins()
