@@ -161,6 +161,13 @@ class SAE(nn.Module):
             setattr(self, name, value.to(getattr(self, name).device))
         return self
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Called by `load_state_dict`: a threshold may be () or [d_sae], whatever it was before."""
+        for name in THRESHOLDS:
+            if (given := state_dict.get(prefix + name)) is not None and given.shape in ((), (self.d_sae,)):
+                setattr(self, name, torch.zeros(given.shape, device=self.device))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy has tensors of its own, whose changes are counted from 0.
         return self.__dict__ | {"_cut": None}

@@ -109,6 +109,9 @@ def test_pre_activations_are_the_affine_map(sae):
     torch.testing.assert_close(sae.pre_activations(x, latents), truth[..., latents])
     bare = SAE(replace(sae.cfg, apply_b_dec_to_input=False))
     bare.load_state_dict(sae.state_dict())
+    sae.threshold = torch.rand(20)
+    bare.load_state_dict(sae.state_dict())
+    assert torch.equal(bare.threshold, sae.threshold)
     torch.testing.assert_close(bare.pre_activations(x), x @ sae.W_enc + sae.b_enc)
 
 

@@ -1,9 +1,11 @@
-"""A folder that we save, loaded by SAELens with no conversion. Runs in that peer's environment."""
+"""Folders that are saved here and loaded by SAELens, and the other way. Runs in that peer's environment."""
 
 import warnings
 
+import pytest
 import torch
 from sae_lens import SAE as SAELensSAE
+from sae_lens.registry import get_sae_class
 
 import sampled_sae as ss
 
@@ -32,3 +34,35 @@ def test_saelens_loads_what_we_save_and_computes_the_same(tmp_path):
         torch.testing.assert_close(theirs.decode(codes), sae(x), rtol=1e-5, atol=1e-5)
         assert theirs.cfg.metadata.hook_name == "blocks.6.hook_resid_post"
         assert theirs.cfg.architecture() == "jumprelu"
+
+
+CASES = [
+    ("standard", {}),
+    ("standard", {"apply_b_dec_to_input": False}),
+    ("jumprelu", {}),
+    ("jumprelu", {"apply_b_dec_to_input": False}),
+    ("topk", {"k": 5}),
+    ("topk", {"k": 5, "rescale_acts_by_decoder_norm": True}),
+    ("gated", {"apply_b_dec_to_input": False}),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name, fields", CASES)
+def test_we_load_what_saelens_saves_and_compute_the_same(tmp_path, name, fields):
+    generator = torch.Generator().manual_seed(0)
+    sae_class, config_class = get_sae_class(name)
+    theirs = sae_class(config_class(d_in=24, d_sae=96, **fields))
+    for parameter in theirs.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+    x = torch.randn(300, 24, generator=generator)
+    theirs.save_model(tmp_path / "theirs")
+    codes = theirs.encode(x)
+    codes = codes.to_dense() if codes.is_sparse else codes
+    ours = ss.SAE.load(tmp_path / "theirs")
+    assert ours.cfg.architecture == name
+    torch.testing.assert_close(ours.encode(x), codes, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.encode_sparse(x).dense(), codes, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+    back = SAELensSAE.load_from_disk(str(ours.save(tmp_path / "ours")))
+    torch.testing.assert_close(back(x), ours(x), rtol=1e-4, atol=1e-4)
