@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from sampled_sae.config import read_file
 from sampled_sae.evals import all_metrics, titles
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import read_json
 from sampled_sae.utils.measures import Metric
 
 OWN, FOREIGN, WEIGHTS = "sampled_sae.json", "cfg.json", "sae_weights.safetensors"
@@ -117,9 +116,9 @@ def _interesting(folder: Path) -> Iterator[Path]:
 
 def _synthetic(place: Path, notes: list[str]) -> dict[str, Any] | None:
     """The results of a synthetic experiment in this folder; none where there are none."""
-    results = _read(place / SYNTHETIC, notes) if (place / SYNTHETIC).exists() else None
-    listed = (results or {}).get("saes")
-    named = isinstance(listed, list) and all(isinstance(sae, dict) and "name" in sae for sae in listed)
+    results = _read(place / SYNTHETIC, "synthetic", notes)
+    saes = results.get("saes")
+    named = isinstance(saes, list) and all(isinstance(sae, dict) and "name" in sae for sae in saes)
     return results if named and part(results, "data") else None
 
 
@@ -136,10 +135,9 @@ def _read_folder(place: Path, found: Found) -> None:
         found.synthetic.append((place, results))
         found.notes.append(f"{place}: the synthetic experiment, which has a page of its own: index.html there")
         return
-    if (place / "compare.json").exists():
-        comparison = _read(place / "compare.json", found.notes)
-        if comparison is not None:
-            found.comparisons.append((place, comparison))
+    comparison = _read(place / "compare.json", "comparison", found.notes)
+    if comparison:
+        found.comparisons.append((place, comparison))
     if (place / "run.json").exists():
         found.saes += _unfinished(_run(place, found), place)
     if _is_sae(place):
@@ -151,40 +149,33 @@ def _run(folder: Path, found: Found) -> Run:
     for run in found.runs:
         if run.folder == folder:
             return run
-    record = _read(folder / "run.json", found.notes, "run") or {}
-    log, note = read_log(folder / "log.jsonl")
-    run = Run(folder, record, log, note)
-    found.runs.append(run)
-    return run
+    found.runs.append(Run(folder, _read(folder / "run.json", "run", found.notes), *read_log(folder / "log.jsonl")))
+    return found.runs[-1]
 
 
 def _unfinished(run: Run, folder: Path) -> list[Saved]:
     """The SAEs of a run that has not come to its end: their settings and curves are there all the same."""
-    listed = part(run.record, "config").get("saes")
-    missing = []
-    for config in listed if isinstance(listed, list) else []:
-        name = str(part(config).get("name"))
-        if isinstance(config, dict) and not _is_sae(folder / "saes" / name):
-            origin = part(run.record, "source")
-            missing.append(
-                Saved(folder / "saes" / name, name, config, origin, None, config.get("d_sae"), {}, run, False)
-            )
-    return missing
+    origin, saes = part(run.record, "source"), folder / "saes"
+    configs = {str(config.get("name")): config for config in dicts(part(run.record, "config"), "saes")}
+    return [
+        Saved(saes / name, name, config, origin, None, config.get("d_sae"), {}, run, False)
+        for name, config in configs.items()
+        if not _is_sae(saes / name)
+    ]
 
 
 def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
-    own = (_read(folder / OWN, notes, "sae") if (folder / OWN).exists() else None) or {}
-    foreign = (_read(folder / FOREIGN, notes) if (folder / FOREIGN).exists() else None) or {}
+    own, foreign = _read(folder / OWN, "sae", notes), _read(folder / FOREIGN, "SAELens", notes)
     config = own.get("config") if isinstance(own.get("config"), dict) else _config_of_run(run, folder.name)
     metadata = part(own, "metadata") or {k: v for k, v in part(foreign, "metadata").items() if v is not None}
     results = {}
     for name in (kind.name for kind in kinds()):
         path = folder / "evals" / f"{name}.json"
-        content = _read(path, notes, "result") if path.exists() else None
-        if content is not None and not isinstance(content.get("result"), dict):
-            notes.append(f"{path}: has no result; left out")
-        elif content is not None:
+        content = _read(path, "result", notes)
+        if isinstance(content.get("result"), dict):
             results[name] = content
+        elif content:
+            notes.append(f"{path}: has no result; left out")
     training = part(metadata, "training")
     if training:
         results[TRAINING] = {"result": training}
@@ -195,21 +186,17 @@ def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
 
 
 def _config_of_run(run: Run | None, name: str) -> dict[str, Any] | None:
-    listed = part(run.record, "config").get("saes") if run else None
-    return next((one for one in listed or [] if isinstance(one, dict) and one.get("name") == name), None)
+    configs = dicts(part(run.record, "config"), "saes") if run else []
+    return next((config for config in configs if config.get("name") == name), None)
 
 
-def _read(path: Path, notes: list[str], kind: str | None = None) -> dict[str, Any] | None:
-    """A JSON object, of the kind that has a format version; a damaged file is noted and left out."""
+def _read(path: Path, kind: str, notes: list[str]) -> dict[str, Any]:
+    """A JSON object of the present version; empty where there is no file. A damaged file is noted and left out."""
     try:
-        content = read_json(path) if kind is None else read_file(path, kind)
+        return read_file(path, kind) if path.exists() else {}
     except UserError as error:
         notes.append(f"{error}; left out")
-        return None
-    if not isinstance(content, dict):
-        notes.append(f"{path}: not a file of this program; left out")
-        return None
-    return content
+        return {}
 
 
 def part(record: Any, *names: str) -> dict[str, Any]:
@@ -217,6 +204,12 @@ def part(record: Any, *names: str) -> dict[str, Any]:
     for name in names:
         record = record.get(name) if isinstance(record, dict) else None
     return record if isinstance(record, dict) else {}
+
+
+def dicts(record: Any, name: str) -> list[dict[str, Any]]:
+    """The objects in a list inside an object; empty where there is no such list."""
+    items = record.get(name) if isinstance(record, dict) else None
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 Log = dict[str, list[dict[str, Any]]]  # the log's lines of each run, by its name
@@ -235,7 +228,8 @@ def read_log(path: Path) -> tuple[Log, str]:
     for text in filter(str.strip, lines):
         try:
             line = json.loads(text)
-            log.setdefault(str(line["sae"]), []).append(line)
+            if "format_version" not in line:
+                log.setdefault(str(line["sae"]), []).append(line)
         except (json.JSONDecodeError, TypeError, KeyError):
             damaged += 1  # a run that was stopped may leave half a line
     return log, f"Unreadable lines of {path.name} that were left out: {damaged}." if damaged else ""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sampled_sae.reporting.collect import part
+from sampled_sae.reporting.collect import dicts, part
 from sampled_sae.reporting.pages import Figure, render
-from sampled_sae.reporting.style import INK, SCALE, base_figure, plain, wrapped
+from sampled_sae.reporting.style import INK, heatmap, plain, wrapped
 from sampled_sae.reporting.terminal import console_of, drawn, fits, safe
 from sampled_sae.utils.measures import Cell, Column, Stat, Table, Value, form, listed, number, shown
 
@@ -17,15 +17,9 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.console import Console, RenderableType
 
-Content = Mapping[str, Any]
+Content = dict[str, Any]
 OLD_UNIQUE = "made by an older version, which ignored latents without an explanation; run sampled-sae compare again"
 """About tables of unique features of an older version."""
-
-
-def dicts(content: Any, name: str) -> list[Content]:
-    """The objects in a list inside an object; empty where there is no such list."""
-    found = content.get(name) if isinstance(content, Mapping) else None
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
 
 # ---- tables of all outputs -----------------------------------------------------------------------------
@@ -109,7 +103,7 @@ UNIQUE_COLUMNS = {
 TOP_COLUMNS = {"latent": Column("latent"), "score": Column("score", 3), "explanation": Column("explanation", wide=True)}
 
 
-def _feature_table(rows: Sequence[Content], columns: Mapping[str, Column], title: str, note: str = "") -> Table:
+def feature_table(rows: Sequence[Content], columns: Mapping[str, Column], title: str, note: str = "") -> Table:
     return Table([*columns.values()], [[row.get(name) for name in columns] for row in rows], "", title, note)
 
 
@@ -150,7 +144,7 @@ def compare_part(folder: Path, content: Content, count: int) -> str:
     ]
     unique, old = _unique_tables(content)
     top = [
-        _feature_table(rows, TOP_COLUMNS, str(sae.get("name")))
+        feature_table(rows, TOP_COLUMNS, str(sae.get("name")))
         for sae in dicts(content, "saes")
         if (rows := dicts(sae, "top_features"))
     ]
@@ -175,28 +169,18 @@ def _unique_tables(content: Content) -> tuple[list[Table], int]:
         if note is None:
             old += bool(rows)
         elif rows or item.get("equals"):
-            made.append(_feature_table(rows, UNIQUE_COLUMNS, f"{item.get('of')} against {item.get('against')}", note))
+            made.append(feature_table(rows, UNIQUE_COLUMNS, f"{item.get('of')} against {item.get('against')}", note))
     return made, old
 
 
 def _heatmap(names: Sequence[str], z: Sequence[Sequence[float | None]]) -> go.Figure:
-    ticks = {"tickvals": list(range(len(names))), "showgrid": False, "fixedrange": True}
-    x = {**ticks, "ticktext": [wrapped(name) for name in names], "side": "top", "tickangle": -45}
-    y = {**ticks, "ticktext": [wrapped(name) for name in names], "range": [len(names) - 0.5, -0.5]}
-    return base_figure(120 + ROW * len(names), x, y, {}).add_heatmap(
-        z=z,
-        text=[[form(value, 2) for value in row] for row in z],
-        customdata=[[f"{plain(a)} to {plain(b)}" for b in names] for a in names],
-        texttemplate="%{text}" if len(names) <= 12 else "",
-        hovertemplate="%{customdata}<br>%{text}<extra></extra>",
-        textfont={"color": INK, "size": 11},
-        colorscale=[[i, color] for i, color in enumerate(SCALE)],
-        zmin=0,
-        zmax=1,
-        showscale=False,
-        xgap=2,
-        ygap=2,
-    )
+    ticks = {"tickvals": list(range(len(names))), "ticktext": [*map(wrapped, names)], "showgrid": False}
+    x, y = {**ticks, "side": "top", "tickangle": -45}, {**ticks, "range": [len(names) - 0.5, -0.5]}
+    hover = [
+        [f"{plain(a)} to {plain(b)}<br>{form(value, 2)}" for b, value in zip(names, row, strict=False)]
+        for a, row in zip(names, z, strict=True)
+    ]
+    return heatmap(120 + ROW * len(names), x, y, z, hover, INK if len(names) <= 12 else None, 11)
 
 
 # ---- the terminal --------------------------------------------------------------------------------------
@@ -235,10 +219,10 @@ def _parts(content: Content, console: Console) -> Iterator[Part]:
     for item in _unique_to_groups(content):
         title = f"Unique to {item['of']} against {item['against']}"
         title = f"{title} ({item['latents']} and {item['others']} explained latents, best match {item['mean']:.3f})"
-        table = _feature_table(dicts(item, "table"), UNIQUE_COLUMNS, title)
+        table = feature_table(dicts(item, "table"), UNIQUE_COLUMNS, title)
         yield title, [*([drawn(table)] if table.rows else []), safe(note_of(content, item, item["against"]))]
     for sae in _first_of_each("group", (sae for sae in dicts(content, "saes") if sae.get("top_features"))):
-        yield f"Top features of {sae['name']}", [drawn(_feature_table(sae["top_features"], TOP_COLUMNS, ""))]
+        yield f"Top features of {sae['name']}", [drawn(feature_table(sae["top_features"], TOP_COLUMNS, ""))]
 
 
 def _unique_to_groups(content: Content) -> list[Content]:

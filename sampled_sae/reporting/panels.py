@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sampled_sae.reporting import scatter as labels
 from sampled_sae.reporting.collect import Log
-from sampled_sae.reporting.scatter import UNSEEN, about, reach, scatter, span
+from sampled_sae.reporting.scatter import about, labels, means, reach, scatter, span
 from sampled_sae.reporting.style import DASHES, GRID, INK, SHADES, Styles, base_figure, fve_range, plain
 from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, field, key_of
 from sampled_sae.utils.measures import Metric, Stat
@@ -67,7 +66,10 @@ def against(sweep: Sweep, x: Metric, y: Metric, look: Styles) -> list[Panel]:
             {"title": {"text": plain(x.axis)}, "range": ranges[0], "nticks": 6},
             {"title": {"text": plain(y.title)}, "range": ranges[1], "nticks": 6},
         )
-        panels.append(Panel(title, [*traces, _texts(members, base, x, y, ranges)], axes))
+        # l beside each point, or the label where there is no l.
+        texts = {i: f"{row.l:g}" if row.l is not None else row.label for i, row in enumerate(members)}
+        traces.append(labels(means([*members, *base], x, y), texts, ranges, SMALLEST))
+        panels.append(Panel(title, traces, axes))
     return panels
 
 
@@ -80,36 +82,6 @@ def _thread(rows: Sequence[Configuration], x: Metric, y: Metric) -> Trace:
         "x": [row.mean(key_of(x)) for row in rows] if once else [],
         "y": [row.mean(key_of(y)) for row in rows] if once else [],
         "line": {"color": GRID, "width": 1.5},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
-
-
-def _texts(
-    rows: Sequence[Configuration],
-    base: Sequence[Configuration],
-    x: Metric,
-    y: Metric,
-    ranges: list[list[float]],
-) -> Trace:
-    """l beside each point, or the label where there is no l, as far as there is room."""
-
-    def share(row: Configuration) -> tuple[float, float]:
-        (a, b), (c, d) = ranges
-        return ((row.mean(key_of(x)) or 0.0) - a) / (b - a), ((row.mean(key_of(y)) or 0.0) - c) / (d - c)
-
-    words = [f"{row.l:g}" if row.l is not None else row.label for row in rows]
-    places = labels.place([share(row) for row in rows], words, SMALLEST, 11, [share(row) for row in base])
-    shown = [(row, word, where) for row, word, where in zip(rows, words, places, strict=True) if where]
-    return {
-        "type": "scatter",
-        "mode": "markers+text",
-        "marker": UNSEEN,
-        "x": [row.mean(key_of(x)) for row, *_ in shown],
-        "y": [row.mean(key_of(y)) for row, *_ in shown],
-        "text": [plain(word) for _, word, _ in shown],
-        "textposition": [where for *_, where in shown],
-        "textfont": {"size": 11, "color": INK},
         "hoverinfo": "skip",
         "showlegend": False,
     }

@@ -17,10 +17,11 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from sampled_sae.reporting.collect import Found, Saved, part
-from sampled_sae.reporting.comparison import OLD_UNIQUE, Content, dicts, note_of
+from sampled_sae.reporting.collect import Found, Saved, dicts, part
+from sampled_sae.reporting.comparison import OLD_UNIQUE, UNIQUE_COLUMNS, Content, feature_table, note_of
 from sampled_sae.reporting.sweep import BASE, Configuration, Sweep
 from sampled_sae.reporting.synthetic import columns, configurations, data_line, data_table
 from sampled_sae.reporting.tables import Missing
@@ -60,24 +61,27 @@ RECOVERY = "True features recovered"
 
 def paper_tables(found: Found, made: Sequence[Sweep], before: Sequence[str]) -> list[Table | Missing]:
     """All tables of the paper; `before` is what the names of each sweep's tables begin with."""
-    tables: list[Table | Missing] = []
-    for i, (folder, results) in enumerate(found.synthetic):
-        tables += _synthetic(results, _after(folder.name, i))
-    if not found.synthetic:
-        why = "no results of the synthetic experiment were found; run sampled-sae synthetic"
-        tables += [Missing("paper-synthetic", DATA, why), Missing("paper-synthetic-recovery", RECOVERY, why)]
-    for sweep, prefix in zip(made, before, strict=True):
-        tables += swept(sweep, prefix)
-    tables += [] if made else nothing_swept()
-    for i, (folder, content) in enumerate(found.comparisons):
-        tables += compared(content, _after(folder.name, i))
-    tables += [] if found.comparisons else nothing_compared()
-    return tables
+    empty = Sweep(None, None, None, (), (), (), {}, ())
+    synthetic = [_synthetic(results, _after(folder, i)) for i, (folder, results) in enumerate(found.synthetic)]
+    swept_ = [swept(sweep, prefix) for sweep, prefix in zip(made, before, strict=True)]
+    comparisons = [compared(content, _after(folder, i)) for i, (folder, content) in enumerate(found.comparisons)]
+    parts = [
+        *(synthetic or [_without(_synthetic({"saes": []}, ""), "results of the synthetic experiment", "synthetic")]),
+        *(swept_ or [_without(swept(empty), "SAE", "train")]),
+        *(comparisons or [_without(compared({}, ""), "compare.json", "compare")]),
+    ]
+    return [table for tables in parts for table in tables]
 
 
-def _after(folder: str, number: int) -> str:
+def _without(tables: Sequence[Table | Missing], what: str, command: str) -> list[Table | Missing]:
+    """The tables as missing, because there is nothing to make them of."""
+    why = f"no {what} was found; run sampled-sae {command}"
+    return [Missing(table.name, table.title, why) for table in tables]
+
+
+def _after(folder: Path, number: int) -> str:
     """Nothing for the first of several; for the others a number and the folder's name."""
-    return "" if number == 0 else f"-{number + 1}-{re.sub(r'[^a-z0-9.]+', '-', folder.lower()).strip('-.')}"
+    return "" if number == 0 else f"-{number + 1}-{re.sub(r'[^a-z0-9.]+', '-', folder.name.lower()).strip('-.')}"
 
 
 def _synthetic(results: dict[str, Any], after: str) -> list[Table | Missing]:
@@ -109,13 +113,6 @@ def swept(sweep: Sweep, before: str = "") -> list[Table | Missing]:
     groups = [BASE, *SCORES, *dict.fromkeys(row.group for row in sweep.rows if row.group not in (BASE, *SCORES))]
     tops = [_top(sweep, group, before) for group in groups]
     return [_probing(sweep, before), *tops, _training(sweep, before)]
-
-
-def nothing_swept() -> list[Table | Missing]:
-    """The same tables where there is no SAE of a model."""
-    why = "no SAE was found; run sampled-sae train"
-    named = [("paper-probing", PROBING), *((f"paper-top-{g}", _top_title(g)) for g in (BASE, *SCORES))]
-    return [Missing(name, title, why) for name, title in [*named, ("paper-training", TRAINING)]]
 
 
 def _probing(sweep: Sweep, before: str) -> Table | Missing:
@@ -159,20 +156,15 @@ def _best_l(sweep: Sweep, ks: list[int]) -> list[Configuration]:
 
 
 def _datasets(sweep: Sweep) -> list[str]:
-    names = []
-    for sae in sweep.saes:
-        listed = part(sae.results, "probing", "result").get("datasets")
-        names += [str(part(item).get("name")) for item in listed] if isinstance(listed, list) else []
+    results = [part(sae.results, "probing", "result") for sae in sweep.saes]
+    names = [str(item.get("name")) for result in results for item in dicts(result, "datasets")]
     return list(dict.fromkeys(names)) or ["not named"]
-
-
-def _top_title(group: str) -> str:
-    return f"Top {TOP} features of {TITLES.get(group, group)}"
 
 
 def _top(sweep: Sweep, group: str, before: str) -> Table | Missing:
     """The latents of the best scores in autointerp; of the largest pool, the lowest seed."""
-    name, title = f"{before}paper-top-{group.replace(' ', '-')}", _top_title(group)
+    name = f"{before}paper-top-{group.replace(' ', '-')}"
+    title = f"Top {TOP} features of {TITLES.get(group, group)}"
     saes = {str(sae.folder): sae for sae in sweep.saes}
     found = [
         (row, run, latents)
@@ -204,11 +196,10 @@ def _seed(run: dict[str, Any]) -> int:
 
 def _explained(sae: Saved) -> list[tuple[float, int, str]]:
     """Score, number and explanation of the latents that have them, best first."""
-    listed = part(sae.results, "autointerp", "result").get("latents")
     found = []
-    for item in listed if isinstance(listed, list) else []:
-        scores, latent, text = part(item, "scores"), part(item).get("latent"), part(item).get("explanation")
-        values = [number(scores.get(kind)) for kind in ("detection", "balanced", "fuzzing")]
+    for item in dicts(part(sae.results, "autointerp", "result"), "latents"):
+        latent, text = item.get("latent"), item.get("explanation")
+        values = [number(part(item, "scores").get(kind)) for kind in ("detection", "balanced", "fuzzing")]
         if values[0] is not None and isinstance(latent, int) and isinstance(text, str):
             found.append(([-(value or 0.0) for value in values], latent, text, values[0]))
     return [(score, latent, text) for _, latent, text, score in sorted(found)]
@@ -275,14 +266,6 @@ def compared(content: Content, after: str) -> list[Table | Missing]:
     return [_seeds(content, after), _scores(content, after), *(_unique(content, score, after) for score in SCORES)]
 
 
-def nothing_compared() -> list[Table | Missing]:
-    """The same tables where there is no comparison."""
-    why = "no compare.json was found; run sampled-sae compare"
-    named = [("paper-mmcs", SEEDS), ("paper-mmcs-scores", ACROSS)]
-    named += [(f"paper-unique-{score}", _unique_title(score)) for score in SCORES]
-    return [Missing(name, title, why) for name, title in named]
-
-
 SEEDS = "MMCS across seeds"
 ACROSS = "MMCS of BatchTopK's features with those of each other SAE"
 
@@ -300,14 +283,8 @@ def _seeds(content: Content, after: str) -> Table | Missing:
             rows.append([title_of(label), statistics.fmean(values), deviation, len(values), base, chance])
     if not rows:
         return Missing(name, SEEDS, "no configuration was compared in two seeds; train with --seeds 0 1 2")
-    heads = [
-        Column("Sampling method"),
-        Column("MMCS", 3),
-        Column("std", 3),
-        Column("n"),
-        Column("base seed"),
-        Column("chance", 3),
-    ]
+    digits = {"Sampling method": None, "MMCS": 3, "std": 3, "n": None, "base seed": None, "chance": 3}
+    heads = [Column(title, count) for title, count in digits.items()]
     note = (
         "Mean over the base seed's latents of the largest cosine with any latent of another seed, mean over the n "
         "other seeds. Chance is what random directions of the same number and width give."
@@ -326,14 +303,9 @@ def _from_base(content: Content, label: str) -> tuple[list[float], Any]:
     found = []
     for pair in dicts(content, "pairs"):
         if pair.get("kind") == "seeds" and pair.get("group_a") == label and base in (pair.get("a"), pair.get("b")):
-            found.append(_mmcs(pair, "a_to_b" if pair.get("a") == base else "b_to_a"))
+            way = "a_to_b" if pair.get("a") == base else "b_to_a"
+            found.append(number(part(pair, "all", way).get("mmcs")))
     return [value for value in found if value is not None], known[base]
-
-
-def _mmcs(pair: Content, way: str) -> float | None:
-    everything = pair.get("all")
-    agreement = everything.get(way) if isinstance(everything, dict) else None
-    return number(agreement.get("mmcs")) if isinstance(agreement, dict) else None
 
 
 def _scores(content: Content, after: str) -> Table | Missing:
@@ -344,7 +316,7 @@ def _scores(content: Content, after: str) -> Table | Missing:
     for pair in dicts(content, "pairs"):
         for here, other, way in (("a", "b", "a_to_b"), ("b", "a", "b_to_a")):
             if pair.get("kind") == "scores" and kind_of(str(pair.get(f"group_{here}")))[0] == BASE:
-                value = _mmcs(pair, way)
+                value = number(part(pair, "all", way).get("mmcs"))
                 if value is not None:
                     found.setdefault(str(pair.get(f"group_{other}")), []).append(value)
                     same = same and seeds.get(str(pair.get("a"))) == seeds.get(str(pair.get("b")))
@@ -361,13 +333,10 @@ def _scores(content: Content, after: str) -> Table | Missing:
     return Table([Column("SAE"), Column("MMCS", 3), Column("n")], rows, name, ACROSS, note)
 
 
-def _unique_title(score: str) -> str:
-    return f"{TITLES[score]} latents that BatchTopK lacks, with their best explained BatchTopK matches"
-
-
 def _unique(content: Content, score: str, after: str) -> Table | Missing:
     """The features of one score that have the weakest match in BatchTopK; of its largest pool, the lowest seed."""
-    name, title = f"paper-unique-{score}{after}", _unique_title(score)
+    name = f"paper-unique-{score}{after}"
+    title = f"{TITLES[score]} latents that BatchTopK lacks, with their best explained BatchTopK matches"
     found = sorted(_against_base(content, score), key=lambda item: (-item[0], item[1]))
     if not found:
         why = "no SAE of this score was compared with BatchTopK, both with explanations of autointerp"
@@ -376,17 +345,14 @@ def _unique(content: Content, score: str, after: str) -> Table | Missing:
     left_out = note_of(content, item, "BatchTopK")
     if left_out is None:
         return Missing(name, title, OLD_UNIQUE)
-    keys = ("latent", "explanation", "match", "match_explanation", "overall", "decoder", "text", "nearest")
-    rows = [[row.get(key) for key in keys] for row in dicts(item, "table")[:ROWS]]
-    heads = [Column(f"{TITLES[score]} latent"), Column("Explanation", wide=True), Column("Best match")]
-    heads += [Column("Its explanation", wide=True), Column("Overall", 3), Column("Decoder", 3), Column("Text", 3)]
-    heads.append(Column("Nearest of all", 3))
+    columns = {key: c._replace(title=c.title.capitalize()) for key, c in UNIQUE_COLUMNS.items() if key != "score"}
+    columns["latent"] = Column(f"{TITLES[score]} latent")
     note = (
         f"l = {l:g}, seed {seed}. Overall is the mean of the cosines of decoder rows and of embedded explanations. "
         f"Matches are among explained latents, {item['latents']} here and {item.get('others')} of BatchTopK; nearest "
         "of all is the largest decoder cosine with any latent of BatchTopK, explained or not. " + left_out
     )
-    return Table(heads, rows, name, title, note)
+    return feature_table(dicts(item, "table")[:ROWS], columns, title, note)._replace(name=name)
 
 
 def _against_base(content: Content, score: str) -> Iterator[tuple[float, int, Content]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampled_sae.reporting.style import INK, MUTED, PALE, Styles, base_figure, error_bars, plain
@@ -62,6 +62,32 @@ def place(
         else:
             chosen.append(None)
     return chosen
+
+
+def labels(
+    points: Sequence[tuple[float, float]],
+    texts: Mapping[int, str],
+    ranges: Sequence[Sequence[float]],
+    size: tuple[float, float],
+) -> dict[str, Any]:
+    """The trace of the labels of some points, by their index, as far as there is room inside these axes."""
+    shares = [[(v - low) / (high - low) for v, (low, high) in zip(point, ranges, strict=True)] for point in points]
+    pairs = [(x, y) for x, y in shares]
+    others = [pair for i, pair in enumerate(pairs) if i not in texts]
+    positions = place([pairs[i] for i in texts], list(texts.values()), size, 11, others)
+    shown = [(*points[i], texts[i], where) for i, where in zip(texts, positions, strict=True) if where]
+    return {
+        "type": "scatter",
+        "mode": "markers+text",
+        "marker": UNSEEN,
+        "x": [x for x, *_ in shown],
+        "y": [y for _, y, *_ in shown],
+        "text": [plain(text) for *_, text, _ in shown],
+        "textposition": [where for *_, where in shown],
+        "textfont": {"size": 11, "color": INK},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
 
 
 def _around(x: float, y: float, width: float, height: float) -> Iterator[tuple[str, Box]]:
@@ -163,7 +189,7 @@ def scatter(rows: Sequence[Configuration], x: Metric, y: Metric, style: Any) -> 
 def pareto(sweep: Sweep, x: Metric, y: Metric, look: Styles, size: tuple[int, int]) -> go.Figure:
     """All configurations in two numbers, for a paper: the front is drawn and labelled where both have a good end."""
     rows = sweep.having(x, y)
-    points = [(_mean(row, x), _mean(row, y)) for row in rows]
+    points = means(rows, x, y)
     ranges = [span(reach(rows, metric)) for metric in (x, y)]
     figure = base_figure(
         size[1],
@@ -179,25 +205,10 @@ def pareto(sweep: Sweep, x: Metric, y: Metric, look: Styles, size: tuple[int, in
     # The base is drawn last, on top.
     for group in sorted(dict.fromkeys(row.group for row in rows), key=lambda group: group == BASE):
         figure.add_trace(scatter([row for row in rows if row.group == group], x, y, look[group]))
-    shares = [tuple((v - low) / (high - low) for v, (low, high) in zip(p, ranges, strict=True)) for p in points]
-    rest = [(shares[i][0], shares[i][1]) for i in range(len(points)) if i not in best]
-    texts = [rows[i].label for i in best]
-    places = place([(shares[i][0], shares[i][1]) for i in best], texts, (size[0] - 90, size[1] - 120), 11, rest)
-    shown = [(i, text, where) for i, text, where in zip(best, texts, places, strict=True) if where]
-    return figure.add_scatter(
-        x=[points[i][0] for i, *_ in shown],
-        y=[points[i][1] for i, *_ in shown],
-        text=[plain(text) for _, text, _ in shown],
-        textposition=[where for *_, where in shown],
-        textfont={"size": 11, "color": INK},
-        mode="markers+text",
-        marker=UNSEEN,
-        hoverinfo="skip",
-        showlegend=False,
-    )
+    texts = {i: rows[i].label for i in best}
+    return figure.add_trace(labels(points, texts, ranges, (size[0] - 90, size[1] - 120)))
 
 
-def _mean(row: Configuration, metric: Metric) -> float:
-    found = row.mean(key_of(metric))
-    assert found is not None
-    return found
+def means(rows: Sequence[Configuration], x: Metric, y: Metric) -> list[tuple[float, float]]:
+    """The points of rows that have both metrics."""
+    return [(row.mean(key_of(x)) or 0.0, row.mean(key_of(y)) or 0.0) for row in rows]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import itertools
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampled_sae.reporting.sweep import Configuration
@@ -121,6 +121,32 @@ def base_figure(height: int, x: dict[str, Any], y: dict[str, Any], margin: dict[
     }
     # Whole at once: plotly's own updates take most of a page's time.
     return go.Figure(layout={**layout, "xaxis": _merged(axis, x), "yaxis": _merged(axis, y)})
+
+
+def heatmap(
+    height: int,
+    x: dict[str, Any],
+    y: dict[str, Any],
+    z: Sequence[Sequence[float | None]],
+    hover: Sequence[Sequence[str]],
+    ink: str | None = INK,
+    size: int = 13,
+) -> go.Figure:
+    """Shares from 0 to 1 as colors, with two digits in each cell unless `ink` is None."""
+    return base_figure(height, {"fixedrange": True, **x}, {"fixedrange": True, **y}, {}).add_heatmap(
+        z=z,
+        text=[[form(value, 2) for value in row] for row in z],
+        customdata=hover,
+        texttemplate="%{text}" if ink else "",
+        hovertemplate="%{customdata}<extra></extra>",
+        textfont={"color": ink or INK, "size": size},
+        colorscale=[[i, color] for i, color in enumerate(SCALE)],
+        zmin=0,
+        zmax=1,
+        showscale=False,
+        xgap=3,
+        ygap=3,
+    )
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

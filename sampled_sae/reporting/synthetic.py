@@ -13,12 +13,12 @@ from sampled_sae.reporting.style import (
     INK,
     MUTED,
     PAPER,
-    SCALE,
     Styles,
     base_figure,
     described,
     error_bars,
     fve_range,
+    heatmap,
     plain,
     styles,
     wrapped,
@@ -266,23 +266,10 @@ def recovery_map(rows: list[Configuration], names: list[str]) -> go.Figure:
         "side": "top",
         "tickangle": 0,
         "showgrid": False,
-        "fixedrange": True,
     }
-    figure = base_figure(50 + ROW_HEIGHT * len(rows), x, _label_axis(rows), {})
-    return figure.add_heatmap(
-        z=[[stat and stat.mean for stat in line] for line in stats],
-        text=[[form(stat and stat.mean, 2) for stat in line] for line in stats],
-        customdata=[[described(row.label, row.stat(key)) for key in keys] for row in rows],
-        texttemplate="%{text}",
-        hovertemplate="%{customdata}<extra></extra>",
-        textfont={"color": INK},
-        colorscale=[[i, color] for i, color in enumerate(SCALE)],
-        zmin=0,
-        zmax=1,
-        showscale=False,
-        xgap=3,
-        ygap=3,
-    )
+    means = [[stat and stat.mean for stat in line] for line in stats]
+    hover = [[described(row.label, stat) for stat in line] for row, line in zip(rows, stats, strict=True)]
+    return heatmap(50 + ROW_HEIGHT * len(rows), x, _label_axis(rows), means, hover)
 
 
 def fve_against_l(
