@@ -177,6 +177,15 @@ def test_numbers_of_pairs_are_whole_whatever_the_names(run, tmp_path, capsys, wi
     )
 
 
+def test_escape_sequences_in_names_do_not_reach_the_terminal(run, tmp_path, capsys):
+    compare(run, "--out", tmp_path / "out", "--device", "cpu")
+    capsys.readouterr()
+    text = (tmp_path / "out" / "compare.json").read_text().replace("batchtopk", "batch\\u001b[31mtopk\\u009b2J")
+    shown = io.StringIO()
+    print_comparison(json.loads(text), Console(width=200, file=shown))
+    assert "batch?[31mtopk?2J" in shown.getvalue() and not set("\x1b\x9b") & set(shown.getvalue())
+
+
 def test_short_names():
     assert short_names(["a/b-c", "a/b-d"]) == ({"a/b-c": "c", "a/b-d": "d"}, "a/b-")
     assert short_names(["b", "l"])[1] == short_names(["run"])[1] == short_names([])[1] == ""
