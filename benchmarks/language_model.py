@@ -33,8 +33,10 @@ from sampled_sae.method.config import Multiplier, PoolConfig, Released
 from sampled_sae.method.presets import label
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
+from sampled_sae.training.callbacks import Callback
 from sampled_sae.training.heldout import by_threshold
-from sampled_sae.training.learner import Learner
+from sampled_sae.training.learner import Learner, Stats
+from sampled_sae.training.run import Run
 from sampled_sae.utils.system import git_commit, versions
 
 RATES = (3e-4, 6e-4, 1.2e-3, 2.4e-3)
@@ -63,31 +65,25 @@ def at(config: ss.SAEConfig, rate: float, seed: int = 0) -> ss.SAEConfig:
     return replace(config, optimizer=replace(config.optimizer, lr=rate), seed=seed, name=None)
 
 
-class Stopwatch:
+class Stopwatch(Callback):
     """Milliseconds of one SAE's step, from every fiftieth of them."""
 
     def __init__(self) -> None:
         self.marks: dict[int, list[tuple[Any, Any]]] = {}
-        self.step = Learner.step
+        self.last: Any = None
 
-    def __enter__(self) -> Stopwatch:
-        watch, step = self, self.step
+    def on_batch(self, run: Run, step: int, x: torch.Tensor) -> None:
+        self.last = self._now() if step % 50 == 25 and x.is_cuda else None
 
-        def timed(learner: Learner, x: torch.Tensor, number: int, measure: bool = True) -> Any:
-            if number % 50 != 25 or x.device.type != "cuda":
-                return step(learner, x, number, measure)
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            found = step(learner, x, number, measure)
-            end.record()
-            watch.marks.setdefault(id(learner.config), []).append((begin, end))
-            return found
+    def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
+        if self.last is not None:
+            begin, self.last = self.last, self._now()
+            self.marks.setdefault(id(learner.config), []).append((begin, self.last))
 
-        Learner.step = timed  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        Learner.step = self.step  # type: ignore[method-assign]
+    def _now(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def milliseconds(self, config: ss.SAEConfig) -> float | None:
         """The mean; with the harvest beside it, which takes its share of the GPU."""
@@ -115,8 +111,8 @@ class Setting:
         """All of them on one stream; what it took."""
         steps, stream, begin = tokens // self.a.batch, self.stream(), time.perf_counter()
         opened = time.perf_counter() - begin
-        with Stopwatch() as watch:
-            saes = ss.train(stream, configs, steps=steps, batch_size=self.a.batch, device=self.device)
+        watch = Stopwatch()
+        saes = ss.train(stream, configs, steps=steps, batch_size=self.a.batch, device=self.device, callbacks=[watch])
         seconds = time.perf_counter() - begin
         self.heldout = stream.heldout.to(self.device)
         # Of the last block, what was trained on: memory of these tokens would show here.

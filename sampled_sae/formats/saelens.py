@@ -17,7 +17,7 @@ from sampled_sae.formats import FORMATS, StoredSAE
 from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import crc32, new_folder, read_json, write_json
+from sampled_sae.utils.files import checksum, new_folder, read_json, write_json
 
 CONFIG, WEIGHTS, OWN = "cfg.json", "sae_weights.safetensors", "sampled_sae.json"
 FILES = {CONFIG, WEIGHTS, OWN, "sparsity.safetensors"}
@@ -63,7 +63,7 @@ class SAELens:
         cfg, own, file = self.describe(path), _read_own(path), path / WEIGHTS
         right = own and own.checksums.get(WEIGHTS)
         try:
-            if right is not None and right != (found := crc32(file)):
+            if right is not None and right != (found := checksum(file)):
                 raise UserError(f"{file}: missing or damaged (its CRC-32 is {found}, but {OWN} has {right})")
             weights = load_file(file)
         except (OSError, SafetensorError) as error:
@@ -94,7 +94,7 @@ class SAELens:
                 config=sae.cfg.training,
                 threshold_ema=average if math.isfinite(average) else None,
                 metadata=sae.cfg.metadata,
-                checksums={WEIGHTS: crc32(temporary / WEIGHTS)},
+                checksums={WEIGHTS: checksum(temporary / WEIGHTS)},
             )
             write_file(temporary / OWN, "sae", own.to_dict())
         return path

@@ -15,6 +15,7 @@ from sampled_sae.reporting.panels import curves, dash
 from sampled_sae.reporting.style import DARK, Styles
 from sampled_sae.reporting.sweep import Configuration
 from sampled_sae.reporting.tables import range_of, text_of
+from sampled_sae.training.learner import METRICS
 from sampled_sae.utils.measures import Table, form, shown
 
 if TYPE_CHECKING:
@@ -155,12 +156,7 @@ def page_rows(table: Table) -> Iterator[list[PageCell]]:
 
 # ---- training ------------------------------------------------------------------------------------------
 
-CURVES = [
-    ("loss", "Loss", "Mean loss per sample, on a logarithmic scale."),
-    ("fve", "FVE", "On the training batches, with training-time selection."),
-    ("dead", "Dead latents", "Share of latents that have not fired for longer than the setting dead_after."),
-    ("churn", "Pool churn", "Share of the candidate pool that was not in the pool of the previous step."),
-]
+CURVES = [(metric.name, metric.title, metric.meaning) for metric in METRICS if metric.headline]
 
 
 def several(rows: Sequence[Configuration]) -> bool:

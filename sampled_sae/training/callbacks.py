@@ -1,68 +1,80 @@
-"""The log: one JSON object a line, and on request the same numbers to TensorBoard or Weights & Biases."""
+"""Callbacks of the trainer: logs (JSON lines, TensorBoard, Weights & Biases), the progress bar and checkpoints."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from torch import Tensor
+
+from sampled_sae.config import versioned
+from sampled_sae.sae import SAE
+from sampled_sae.training.learner import Learner, Stats
+from sampled_sae.training.run import Callback, Run
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import write_text, writing
+from sampled_sae.utils.progress import Progress, show
 
 
-class Sink(Protocol):
-    """Something that takes lines of the log."""
+class Log(Callback):
+    """Base of the logs: one line of numbers per SAE at each step that is logged."""
 
-    def write(self, line: dict[str, Any]) -> None: ...
+    def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
+        if stats is not None and run.logs_at(step):
+            name, speed = str(learner.config.name), {"tokens_per_second": run.tokens_per_second()}
+            self.write({"step": step, "sae": name, **stats._asdict(), **speed})
 
-    def close(self) -> None: ...
+    def write(self, line: dict[str, Any]) -> None:
+        """Write one line."""
 
 
-class JsonLines:
-    """`log.jsonl`. On resume, lines after the checkpoint are dropped: their steps are about to be redone."""
+class JsonLines(Log):
+    """`log.jsonl`; its first line has the format version."""
 
     def __init__(self, path: Path, from_step: int):
-        if path.exists():
-            write_text(path, "".join(f"{json.dumps(line)}\n" for line in read_log(path) if line["step"] < from_step))
-        with writing(path):
-            self.path, self.file = path, path.open("a", encoding="utf-8")
+        """On resume, lines from `from_step` on are removed: their steps are repeated."""
+        kept = [line for line in read_log(path) if line["step"] < from_step] if path.exists() else []
+        write_text(path, "".join(f"{json.dumps(line)}\n" for line in kept))
+        self.path, self.header = path, {} if kept else versioned("log", {})
 
     def write(self, line: dict[str, Any]) -> None:
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in line.items()}
-        with writing(self.path):
-            self.file.write(json.dumps(finite) + "\n")
-            self.file.flush()
-
-    def close(self) -> None:
-        self.file.close()
+        # Closed after each line: nothing is left in a buffer that a full disk could refuse later.
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**self.header, **finite}) + "\n")
+        self.header = {}
 
 
-class TensorBoard:
-    """Event files in `out/tensorboard`, one run an SAE."""
+class TensorBoard(Log):
+    """Event files in `out/tensorboard`, one run per SAE."""
 
     def __init__(self, out: Path):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError("log_to = 'tensorboard': not installed; pip install 'sampled-sae[tensorboard]'") from None
-        self.make, self.out, self.writers = SummaryWriter, out / "tensorboard", {}  # type: ignore[var-annotated]
+        self.make, self.folder = SummaryWriter, out / "tensorboard"
+        self.writers: dict[str, Any] = {}
 
     def write(self, line: dict[str, Any]) -> None:
         name = line["sae"]
-        if name not in self.writers:
-            self.writers[name] = self.make(str(self.out / name))
-        for key, value in line.items():
-            if isinstance(value, (int, float)) and key != "step":
-                self.writers[name].add_scalar(key, value, line["step"])
+        with writing(self.folder):
+            if name not in self.writers:
+                self.writers[name] = self.make(str(self.folder / name))
+            for key, value in line.items():
+                if isinstance(value, (int, float)) and key != "step":
+                    self.writers[name].add_scalar(key, value, line["step"])
 
-    def close(self) -> None:
-        for writer in self.writers.values():
-            writer.close()
+    def on_end(self, run: Run, saes: list[SAE] | None) -> None:
+        with writing(self.folder):
+            for writer in self.writers.values():
+                writer.close()
 
 
-class Wandb:
+class Wandb(Log):
     """One wandb run; each SAE's numbers under its name."""
 
     def __init__(self, out: Path):
@@ -70,38 +82,73 @@ class Wandb:
             import wandb
         except ImportError:
             raise UserError("log_to = 'wandb': not installed; pip install 'sampled-sae[wandb]'") from None
-        self.run = wandb.init(project="sampled-sae", name=out.name, dir=str(out))
+        try:
+            self.run = wandb.init(project="sampled-sae", name=out.name, dir=str(out))
+        except wandb.Error as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"log_to = 'wandb': cannot start ({reason}); run wandb login, or WANDB_MODE=offline"
+            ) from None
 
     def write(self, line: dict[str, Any]) -> None:
         numbers = {f"{line['sae']}/{key}": v for key, v in line.items() if isinstance(v, (int, float))}
         self.run.log(numbers, step=line["step"])
 
-    def close(self) -> None:
+    def on_end(self, run: Run, saes: list[SAE] | None) -> None:
         self.run.finish()
 
 
-SINKS: dict[str, Callable[[Path], Sink]] = {"tensorboard": TensorBoard, "wandb": Wandb}
+LOGS: dict[str, Callable[[Path], Log]] = {"tensorboard": TensorBoard, "wandb": Wandb}
+"""Values of `log_to`."""
 
 
-def open_sinks(out: Path | None, log_to: Iterable[str], from_step: int) -> list[Sink]:
-    """The JSON log in `out` if there is an `out`, and what `log_to` names."""
-    names = list(log_to)
-    for name in names:
-        if name not in SINKS:
-            raise UserError(f"log_to = {name!r}: must be one of {', '.join(SINKS)}")
-    if out is None:
-        if names:
-            raise UserError(f"log_to = {names[0]!r}: needs a folder; set out")
-        return []
-    return [JsonLines(out / "log.jsonl", from_step), *(SINKS[name](out) for name in names)]
+class Checkpoints(Callback):
+    """A checkpoint every `checkpoint_every` steps and after the last."""
+
+    def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
+        due = (step + 1) % run.shared.checkpoint_every == 0 or step + 1 == run.shared.steps
+        if due and learner is run.learners[-1]:
+            run.save_checkpoint(step + 1)
+
+
+class ProgressBar(Callback):
+    """The step that all runs have reached, and the range of FVE over all SAEs."""
+
+    def __init__(self) -> None:
+        self.bar: Progress | None = None
+        self.fve: dict[int, float] = {}
+
+    def on_batch(self, run: Run, step: int, x: Tensor) -> None:
+        self.bar = self.bar or show(run.shared.steps, step)
+
+    def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
+        if stats is not None:
+            self.fve[id(learner)] = stats.fve
+        if self.bar is not None and learner is run.learners[-1]:
+            values = self.fve.values()
+            self.bar.update(step + 1, f"FVE {min(values):.3f} to {max(values):.3f}" if values else "")
+
+    def on_end(self, run: Run, saes: list[SAE] | None) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def of_run(run: Run) -> list[Callback]:
+    """The log and the checkpoints of a run that has just begun."""
+    if run.out is None:
+        return [Checkpoints()]
+    logs = [LOGS[name](run.out) for name in run.shared.log_to]
+    return [JsonLines(run.out / "log.jsonl", run.step), *logs, Checkpoints()]
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a log; a last line cut off by a kill is left out."""
+    """All complete lines of a log; a last line cut off by a kill is left out."""
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
             continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
     return lines

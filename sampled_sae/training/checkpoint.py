@@ -1,9 +1,10 @@
-"""Checkpoints for exact resume: safetensors and JSON, written whole or not at all, the last good one kept."""
+"""Checkpoints for exact resume: safetensors and JSON with checksums, written whole or not at all, the last two kept."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,12 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sampled_sae.config import first_difference, read_file, versioned
+from sampled_sae.config import first_difference, upgraded, versioned
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import new_folder
+from sampled_sae.utils.files import checksum, new_folder, read_json, remove_leftovers
 
 KEEP = 2
-"""The newest, and one before it in case the newest is damaged later."""
+"""The newest, and the one before it in case the newest is damaged later."""
 
 
 class Checkpoint(NamedTuple):
@@ -25,41 +26,44 @@ class Checkpoint(NamedTuple):
 
     step: int
     run: dict[str, Any]
-    """The run's configuration; resuming under another one is refused."""
+    """The run's configuration; resuming under another one is an error."""
     states: dict[str, dict[str, Tensor]]
     """Each learner's state by its name."""
     extra: dict[str, Any]
-    """What else the run remembers, such as the input's scale."""
+    """What else the run needs to continue, such as the input's scale."""
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write into `folder`/step-NNN and drop the oldest ones."""
+    """Write `folder`/step-NNN and remove the oldest ones."""
     target = folder / f"step-{checkpoint.step:09d}"
     with new_folder(target) as temporary:
-        sizes = {}
+        sizes, checksums = {}, {}
         for index, state in enumerate(checkpoint.states.values()):
             path = temporary / f"{index}.safetensors"
             save_file({name: value.contiguous() for name, value in state.items()}, path)
-            sizes[path.name] = path.stat().st_size
-        content = {
-            "step": checkpoint.step,
-            "run": checkpoint.run,
-            "names": list(checkpoint.states),
-            "sizes": sizes,
-            "extra": checkpoint.extra,
-        }
-        (temporary / "checkpoint.json").write_text(json.dumps(versioned("checkpoint", content), allow_nan=False))
+            sizes[path.name], checksums[path.name] = path.stat().st_size, checksum(path)
+        files = {"names": list(checkpoint.states), "sizes": sizes, "checksums": checksums}
+        content = {"step": checkpoint.step, "run": checkpoint.run, **files, "extra": checkpoint.extra}
+        content = versioned("checkpoint", content)
+        content["checksum"] = _checksum(content)
+        (temporary / "checkpoint.json").write_text(json.dumps(content, allow_nan=False))
     for old in _all(folder)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
 
-def load_latest(folder: Path, run: dict[str, Any], warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; none if there is none at all.
+def _checksum(content: dict[str, Any]) -> int:
+    """Checksum of checkpoint.json itself, without its own field."""
+    rest = {name: value for name, value in content.items() if name != "checksum"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
-    A damaged one is passed over with a warning for the one before it. A checkpoint of another
-    configuration is refused.
+
+def load_latest(folder: Path, run: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest undamaged checkpoint, or None if there is none at all.
+
+    For each damaged one that is newer, `say` gets a line. A checkpoint of another configuration is an error.
     """
+    remove_leftovers(folder, "step-*")
     damage = []
     for path in reversed(_all(folder)):
         try:
@@ -71,7 +75,7 @@ def load_latest(folder: Path, run: dict[str, Any], warn: Callable[[str], None]) 
         if difference:
             raise UserError(f"{path}: the checkpoint is of another configuration: {difference}")
         for line in damage:
-            warn(f"{line}; going on from the one before it, step {checkpoint.step}")
+            say(f"{line}; resuming from the checkpoint before it, step {checkpoint.step}")
         return checkpoint
     if damage:
         raise UserError(f"{damage[0]}; no good checkpoint is left, start again without resume in another folder")
@@ -79,22 +83,31 @@ def load_latest(folder: Path, run: dict[str, Any], warn: Callable[[str], None]) 
 
 
 def load(path: Path) -> Checkpoint:
-    """Read one checkpoint folder, whole or not at all."""
-    content = read_file(path / "checkpoint.json", "checkpoint")
-    if not {"step", "run", "names", "sizes", "extra"} <= content.keys():
-        raise UserError(f"{path / 'checkpoint.json'}: not a checkpoint of this program")
-    states = {}
-    for index, name in enumerate(content["names"]):
-        file = path / f"{index}.safetensors"
-        try:
-            if file.stat().st_size != content["sizes"][file.name]:
-                raise UserError(
-                    f"{file}: {file.stat().st_size} bytes, expected {content['sizes'][file.name]}: cut short"
-                )
+    """Read one checkpoint folder and verify all of it; `UserError` if anything is missing or has changed."""
+    file = path / "checkpoint.json"
+    content = read_json(file)
+    try:
+        if "checksum" in content and content["checksum"] != _checksum(content):
+            raise UserError(f"{file}: changed since it was written (its checksum differs)")
+        content = upgraded("checkpoint", content, file)
+        names, step, checksums = content["names"], content["step"], content.get("checksums")
+        trained = [sae["name"] for sae in content["run"].get("saes", ())]
+        if path.name != f"step-{step:09d}" or names != (trained or names):
+            raise UserError(f"{file}: damaged (its step or the names of its SAEs do not agree)")
+        states = {}
+        for index, name in enumerate(names):
+            file = path / f"{index}.safetensors"
+            size = file.stat().st_size
+            if size != content["sizes"][file.name]:
+                raise UserError(f"{file}: {size} bytes, expected {content['sizes'][file.name]}: cut short")
+            if checksums is not None and checksum(file) != checksums[file.name]:  # version 0 had none
+                raise UserError(f"{file}: changed since it was written (its checksum differs)")
             states[name] = load_file(file)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{file}: damaged or missing ({error})") from None
-    return Checkpoint(content["step"], content["run"], states, content["extra"])
+        return Checkpoint(step, content["run"], states, content["extra"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file}: not a checkpoint of this program ({type(error).__name__}: {error})") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file}: damaged or missing ({error})") from None
 
 
 def _all(folder: Path) -> list[Path]:
@@ -102,5 +115,5 @@ def _all(folder: Path) -> list[Path]:
 
 
 def remove_all(folder: Path) -> None:
-    """Drop all checkpoints of a finished run."""
+    """Remove all checkpoints of a finished run."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""Which way a learner takes through a step: the fast one where its kernels run, the plain one elsewhere."""
+"""One SAE in training: counters, threshold, measurements; which step path it takes."""
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +18,11 @@ from sampled_sae.method.selection import Selection
 from sampled_sae.sae import SAE
 from sampled_sae.training.optimizer import learning_rate
 from sampled_sae.training.step import PlainPath, StepPath
+from sampled_sae.utils.measures import Better, Metric
 
 
 def open_path(weights: Parameters, config: SAEConfig, steps: int, generator: torch.Generator) -> StepPath:
-    """The fastest path that runs where the weights are. SAMPLED_SAE_PATH=plain takes the plain one everywhere."""
+    """The fastest step path for the weights' device and dtype. SAMPLED_SAE_PATH=plain forces the plain one."""
     if os.environ.get("SAMPLED_SAE_PATH") != "plain" and kernels.usable(weights.b_dec.device, weights.b_dec.dtype):
         from sampled_sae.kernels.path import FastPath
 
@@ -30,30 +31,55 @@ def open_path(weights: Parameters, config: SAEConfig, steps: int, generator: tor
 
 
 class Stats(NamedTuple):
-    """Measurements of one step; tensors stay on the device until somebody logs them."""
+    """Measurements of one step: tensors on the device from `Learner.step`, floats for callbacks. See METRICS."""
 
-    loss: Tensor
-    fve: Tensor
-    l0: float
-    threshold: Tensor
-    lr: float
-    dead: Tensor
-    churn: Tensor
-    ever_pooled: Tensor
-    gradient_norm: Tensor
-    auxk: Tensor
+    loss: Any
+    fve: Any
+    l0: Any
+    threshold: Any
+    lr: Any
+    dead: Any
+    churn: Any
+    ever_pooled: Any
+    gradient_norm: Any
+    auxk: Any
+
+
+def _metric(name: str, title: str, meaning: str, better: Better | None = None, headline: bool = False) -> Metric:
+    return Metric(name, title, meaning, better, (name,), headline=headline)
+
+
+METRICS = (
+    _metric("loss", "Loss", "Mean loss per sample, on a logarithmic scale.", "low", True),
+    _metric("fve", "FVE", "On the training batches, with training-time selection.", "high", True),
+    _metric("l0", "L0", "Mean number of active latents per token of the training batch."),
+    _metric("threshold", "Threshold", "Moving average of the smallest kept activation."),
+    _metric("lr", "Learning rate", "Learning rate of the step."),
+    _metric(
+        "dead",
+        "Dead latents",
+        "Share of latents that have not fired for longer than the setting dead_after.",
+        "low",
+        True,
+    ),
+    _metric(
+        "churn", "Pool churn", "Share of the candidate pool that was not in the pool of the previous step.", None, True
+    ),
+    _metric("ever_pooled", "Ever pooled", "Share of latents that were in a candidate pool at least once."),
+    _metric("gradient_norm", "Gradient norm", "Norm of the whole gradient before clipping."),
+    _metric("auxk", "AuxK loss", "Auxiliary loss before its weight.", "low"),
+)
+"""What each number of `Stats` means. The log has all of them, the report draws the curves of the headline ones."""
 
 
 class Learner:
-    """Trains one SAE, a batch at a time. Random numbers come from its own generator alone."""
+    """Trains one SAE, one batch at a time. Random numbers come from its own generator alone."""
 
-    def __init__(self, config: SAEConfig, d: int, steps: int, seed: int, device: torch.device, dtype: torch.dtype):
-        self.config = config
-        self.steps = steps
-        get_score(config.pool.score)  # an unknown name is better found now than at the first step
-        m = config.d_sae
+    def __init__(self, config: SAEConfig, d_in: int, steps: int, seed: int, device: torch.device, dtype: torch.dtype):
+        self.config, self.steps, m = config, steps, config.d_sae
+        get_score(config.pool.score)  # an unknown name is an error now, not at the first step
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.weights = start_parameters(d, m, self.generator, dtype)
+        self.weights = start_parameters(d_in, m, self.generator, dtype)
         self.path = open_path(self.weights, config, steps, self.generator)
         self.tokens_seen = 0
         self.tokens_since_fired = torch.zeros(m, dtype=torch.long, device=device)
@@ -64,7 +90,7 @@ class Learner:
     @torch.inference_mode(False)
     @torch.no_grad()
     def step(self, x: Tensor, step: int, measure: bool = True) -> Stats | None:
-        """One optimiser step on x [B, d]; `step` counts from 0. Measurements cost a little: only on request."""
+        """One optimizer step on x [batch, d_in]; `step` counts from 0. `measure` costs a little time."""
         config = self.config
         if step == 0:
             self.weights.b_dec.copy_(geometric_median(x))
@@ -79,7 +105,7 @@ class Learner:
         if pool_churn is None:
             return None
         return Stats(
-            loss=moved.loss.clone(),  # another learner's step may write where these lie
+            loss=moved.loss.clone(),  # another learner's step may reuse this memory
             fve=1 - moved.error / (x - x.mean(0)).square().sum(),
             l0=selection.kept() / len(x),
             threshold=self.threshold,
@@ -92,7 +118,7 @@ class Learner:
         )
 
     def dead(self) -> Tensor:
-        """[m] bool: who has not fired for `dead_after` tokens."""
+        """[d_sae] bool: latents that have not fired for `dead_after` tokens."""
         return self.tokens_since_fired >= self.config.auxk.dead_after
 
     def _average_threshold(self, selection: Selection, step: int) -> None:
@@ -104,12 +130,12 @@ class Learner:
         self.threshold = torch.where(self.threshold.isnan(), smallest, mixed)
 
     def _count(self, selection: Selection, tokens: int) -> Tensor | None:
-        """Update the tokens since each latent fired; returns the dead latents [n_dead], none if there are none."""
+        """Update the tokens since each latent fired; returns the dead latents [n_dead], or None."""
         self.tokens_since_fired += tokens
         self.tokens_since_fired.masked_fill_(selection.fired, 0)
         self.tokens_seen += tokens
         if self.config.auxk.alpha == 0 or self.tokens_seen < self.config.auxk.dead_after:
-            return None  # nobody can be dead yet, and looking would make the GPU wait
+            return None  # no latent can be dead yet, and checking would synchronize with the GPU
         dead = self.dead().nonzero().squeeze(1)
         return dead if len(dead) else None
 
@@ -122,7 +148,7 @@ class Learner:
         return named | adam | own | {"generator": self.generator.get_state(), "tokens_seen": seen}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """The inverse of `state`."""
+        """Inverse of `state`."""
         for name, value in self.weights._asdict().items():
             value.copy_(state[f"weights.{name}"])
         self.path.load_state(

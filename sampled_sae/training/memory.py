@@ -1,4 +1,4 @@
-"""What a run will need, said before it starts."""
+"""Memory that a run will need, from the shapes alone."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.system import available, readable
 
 LIBRARIES = 64 * 2**20
-"""What torch's own buffers were seen to take on top."""
+"""Measured size of torch's own buffers."""
 
 
 def needed(configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.dtype, fast: bool = False) -> int:
-    """Bytes that training these SAEs side by side takes at its peak, from the shapes alone.
-
-    What the activations themselves take is not counted.
-    """
+    """Peak bytes of training these SAEs side by side, without the activations themselves."""
     if fast:
         kept = sum(28 * c.d_sae * d + 32 * c.d_sae for c in configs)  # with a copy of both matrices in 16 bits
         return int(1.05 * (kept + max(_fast_working(c, d, batch_size) for c in configs))) + LIBRARIES
@@ -33,7 +30,7 @@ def needed(configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.d
 
 def _working(config: SAEConfig, d: int, batch_size: int) -> int:
     m, scope = config.d_sae, config.pool.scope
-    activations = 2 * m * batch_size  # values, a working copy at the end, and masks of one byte each
+    activations = 1.6 * m * batch_size  # values, masks of one byte each, positions of candidates
     if config.pool.restricts:
         activations += batch_size * config.pool.size.latents(config.k, m)
         if get_score(config.pool.score).reads_activations:
@@ -65,7 +62,7 @@ def _fast_working(config: SAEConfig, d: int, batch_size: int) -> int:
 def check(
     configs: Sequence[SAEConfig], d: int, batch_size: int, device: torch.device, dtype: torch.dtype, beside: int = 0
 ) -> str:
-    """One line that says what will be needed; refuses when it is not there. `beside` is what the activations take."""
+    """One line on the memory needed, an error if it is not free. `beside` are the bytes of the activations."""
     need, free = needed(configs, d, batch_size, dtype, kernels.usable(device, dtype)) + beside, available(device)
     line = f"memory: about {readable(need)} on {device}" + (
         f", {readable(beside)} of them for activations" * bool(beside)
@@ -76,6 +73,6 @@ def check(
         lower = ", or lower buffer_tokens and contexts_at_once of the harvest" if beside else ""
         raise UserError(
             f"{line} needed for {len(configs)} SAEs at batch_size = {batch_size}, but only {readable(free)} are "
-            f"free: lower batch_size or latents, or train fewer SAEs at once{lower}"
+            f"free: lower batch_size or d_sae, or train fewer SAEs at once{lower}"
         )
     return f"{line}, {readable(free)} free"

@@ -1,240 +1,284 @@
-"""A training run: its learners, its folder, and how far it is."""
+"""A training run: its settings, its learners, its folder, and how far it is."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from sampled_sae.config import first_difference, read_file, require, to_dict, whole_numbers, write_file
+from sampled_sae.config import Config, Positive, Seed, first_difference, read_file, write_file
 from sampled_sae.data.harvest import HarvestStopped
 from sampled_sae.data.stream import ActivationStream
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.sae import SAE
 from sampled_sae.training import checkpoint
-from sampled_sae.training.callbacks import Sink, open_sinks
 from sampled_sae.training.heldout import by_threshold, calibrated_threshold
 from sampled_sae.training.learner import Learner, Stats
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import remove_leftovers
 from sampled_sae.utils.system import git_commit, versions
 
 
 @dataclass(frozen=True, slots=True)
-class TrainConfig:
-    """What all SAEs of a run share."""
+class TrainConfig(Config):
+    """Settings that all SAEs of a run share."""
 
-    steps: int
-    """Optimiser steps."""
-    batch_size: int = 4096
-    """Tokens a step."""
-    seed: int = 0
-    """Seed of the data order, and of each SAE that names none of its own."""
+    steps: Positive
+    """Optimizer steps."""
+    batch_size: Positive = 4096
+    """Tokens per step."""
+    seed: Seed = 0
+    """Seed of the data order, and of each SAE without a seed of its own."""
     normalize: bool = True
     """Train on x/c with c the root mean square norm of x; saved SAEs take raw activations all the same."""
-    heldout_tokens: int = 65_536
-    """Tokens kept out of training to measure c and to calibrate the threshold; of a tensor at most a tenth."""
-    log_every: int = 50
+    heldout_tokens: Positive = 65_536
+    """Tokens kept out of training to measure c and to calibrate the threshold; at most a tenth of a tensor."""
+    log_every: Positive = 50
     """Steps between two lines of the log."""
-    checkpoint_every: int = 1000
+    checkpoint_every: Positive = 1000
     """Steps between two checkpoints."""
-
-    def __post_init__(self) -> None:
-        whole_numbers(self, "steps", "batch_size", "seed", "heldout_tokens", "log_every", "checkpoint_every")
-        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit into 64 bits")
-        for name in ("steps", "batch_size", "heldout_tokens", "log_every", "checkpoint_every"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+    log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where else the log goes."""
 
 
+class Callback:
+    """What to do at each step, checkpoint and end of a run; every method is optional."""
+
+    def needs_stats(self, step: int) -> bool:
+        """Whether this step must be measured."""
+        return False
+
+    def on_batch(self, run: Run, step: int, x: Tensor) -> None:
+        """Before the steps of all SAEs on x [batch, d_in], in the units of training."""
+
+    def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
+        """After each SAE's step; `stats` are floats if any callback needs them. May raise `Interrupted`."""
+
+    def on_checkpoint(self, run: Run, step: int, folder: Path) -> None:
+        """After a checkpoint of `step` steps is complete."""
+
+    def on_end(self, run: Run, saes: list[SAE] | None) -> None:
+        """Always called once a run has begun; None if it stopped early."""
+
+
+FREE = ("log_every", "checkpoint_every", "log_to")
+"""Settings that may change when a run is resumed."""
 HOW = "resume (--resume, in Python resume=True)"
 
 
 class Run:
-    """A training run: its learners, its folder and how far it is."""
+    """All SAEs on one stream of activations: learners, folder, and the step that they have reached."""
 
     def __init__(
         self,
+        stream: ActivationStream,
         configs: list[SAEConfig],
         shared: TrainConfig,
         device: torch.device,
-        dtype: torch.dtype,
-        out: Path | None,
-        say: Callable[[str], None],
-        source: Mapping[str, Any] | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        out: Path | None = None,
+        resume: bool = False,
+        say: Callable[[str], None] = lambda line: None,
     ):
-        """`source` says where the activations come from; a run in `out` goes on only with the same."""
-        self.configs, self.shared = configs, shared
+        self.stream, self.configs, self.shared = stream, configs, shared
         self.device, self.dtype = device, dtype
-        self.out, self.say = out, say
-        self.learners: list[Learner] = []
-        self.step = 0
-        self.saved_step = -1
-        self.scale = 1.0
-        self.seconds = 0.0
-        self.heldout = ""
+        self.out, self.resume, self.say = out, resume, say
         self.restored: checkpoint.Checkpoint | None = None
-        self.source = dict(source or {})
-        self.sinks: list[Sink] = []
+        self.callbacks: list[Callback] = []
+        self.learners: list[Learner] = []
+        self.saes: list[SAE] | None = None
+        """The trained SAEs once the run is finished."""
+        self.step, self.saved_step = 0, -1
+        self.scale, self.heldout = 1.0, ""
+        self.source: dict[str, Any] = {} if out is None else dict(stream.identity)
+        self.unchecked: list[tuple[int, Tensor]] = []
+        """Steps and the largest value of each row of their batches, on the device."""
         self.first, self.before, self.begun = 0, 0.0, 0.0
-        self.fve = (math.nan, math.nan)
+        if shared.log_to and out is None:
+            raise UserError(f"log_to = {shared.log_to[0]!r}: needs a folder; set out")
 
     def describe(self) -> dict[str, Any]:
-        """What decides the outcome; a run can only be resumed under the same description."""
-        settings = to_dict(self.shared)
-        for free in ("log_every", "checkpoint_every"):  # may change between two parts of a run
-            settings.pop(free)
-        saes = [to_dict(config) for config in self.configs]
+        """Everything that decides the result; a run can only be resumed under the same description."""
+        settings = {name: value for name, value in self.shared.to_dict().items() if name not in FREE}
         kind = {"dtype": str(self.dtype).removeprefix("torch."), "device": self.device.type}
-        return {"train": settings, **kind, "saes": saes}
+        return {"train": settings, **kind, "saes": [config.to_dict() for config in self.configs]}
 
-    def open_folder(self, resume: bool) -> list[SAE] | None:
-        """Look at what `out` holds; returns the SAEs if the run there is already finished."""
+    # ---- folder and start ---------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Read the folder: `saes` if the run there is finished, else its last checkpoint, if there is one."""
         if self.out is None:
-            if resume:
+            if self.resume:
                 raise UserError("resume = True: needs the folder of the run; set out")
-            return None
+            return
+        for folder, name in ((self.out, "run.json"), (self.out, "log.jsonl"), (self.out / "saes", "*")):
+            remove_leftovers(folder, name)
         description, record = self.describe(), self.out / "run.json"
         if not record.exists():
-            if self._checkpoints().exists():
+            if self._checkpoints.exists():
                 raise UserError(f"out = {str(self.out)!r}: holds checkpoints of another run; choose another folder")
-            return None
-        if not resume:
+            return
+        if not self.resume:
             raise UserError(
-                f"out = {str(self.out)!r}: holds a run already; {HOW} to go on with it, or choose another folder"
+                f"out = {str(self.out)!r}: holds a run already; {HOW} to continue it, or choose another folder"
             )
         content = read_file(record, "run")
-        if "config" not in content:
+        if not isinstance(content.get("config"), dict):
             raise UserError(f"{record}: not the record of a training run; choose another folder")
-        difference = first_difference(content["config"], description)
-        if difference:
+        if difference := first_difference(content["config"], description):
             raise UserError(f"{record}: the run there has another configuration: {difference}")
-        difference = first_difference(content.get("source") or self.source, self.source)
-        if difference:
+        if difference := first_difference(content.get("source") or self.source, self.source):
             raise UserError(f"{record}: the run there is on other activations: {difference}")
         if content.get("finished"):
-            checkpoint.remove_all(self._checkpoints())
-            return [SAE.load(self._folder(config), self.device) for config in self.configs]
-        self.restored = checkpoint.load_latest(self._checkpoints(), description, self.say)
+            checkpoint.remove_all(self._checkpoints)
+            self.saes = [SAE.load(self._folder(config), self.device) for config in self.configs]
+            self.say(f"{self.out}: this run is finished; its SAEs are loaded")
+            return
+        self.restored = checkpoint.load_latest(self._checkpoints, description, self.say)
         if self.restored is None:
             self.say(f"{self.out}: no checkpoint of this run is left; it begins again at step 0, with a new log.jsonl")
-        return None
 
-    # Whoever collects activations in inference mode, in a generator or around the call, leaves it switched on here.
+    # Activations may be collected in inference mode, in a generator or around the call, which leaves it on here.
     @torch.inference_mode(False)
-    def begin(self, stream: ActivationStream) -> None:
-        """Make the learners, or bring them back from the checkpoint."""
+    def begin(self) -> None:
+        """Create the learners or restore them from the checkpoint."""
+        x = self.stream.heldout
         for config in self.configs:
             assert config.seed is not None
-            self.learners.append(Learner(config, stream.d_in, self.shared.steps, config.seed, self.device, self.dtype))
+            self.learners.append(
+                Learner(config, self.stream.d_in, self.shared.steps, config.seed, self.device, self.dtype)
+            )
+        self.heldout = fingerprint(x)
         if self.restored is not None:
-            self.step = self.saved_step = self.restored.step
             extra = self.restored.extra
-            self.scale, self.seconds = extra["scale"], extra["seconds"]
-            if extra["width"] != stream.d_in or extra["heldout"] != fingerprint(stream.heldout):
+            if extra["width"] != self.stream.d_in or extra["heldout"] != self.heldout:
                 raise UserError(
-                    f"activations (width {stream.d_in}): not those that the run in {self.out} began with "
+                    f"activations (width {self.stream.d_in}): not those that the run in {self.out} began with "
                     f"(width {extra['width']}); {HOW} with the same ones"
                 )
-            self.heldout = extra["heldout"]
+            self.step = self.saved_step = self.restored.step
+            self.scale, self.before = extra["scale"], extra["seconds"]
             for learner in self.learners:
                 learner.load_state(self.restored.states[str(learner.config.name)])
+            self.restored = None
             self.say(f"resumed at step {self.step}")
-        else:
-            self.heldout = fingerprint(stream.heldout)
-            if self.shared.normalize:
-                self.scale = input_scale(stream.heldout)
+        elif self.shared.normalize:
+            self.scale = input_scale(x)
+        self.first, self.begun = self.step, time.monotonic()
         if self.out is not None and not (self.out / "run.json").exists():
             self._record(finished=False)
 
     def _record(self, finished: bool) -> None:
-        """Write `run.json`: what the run is, and whether it has come to its end."""
+        """Write `run.json`: the configuration of the run, and whether it is finished."""
         assert self.out is not None
         origin = {"source": self.source, "versions": versions(), "git_commit": git_commit()}
         write_file(self.out / "run.json", "run", {"config": self.describe(), **origin, "finished": finished})
 
-    def open_log(self, log_to: Iterable[str]) -> None:
-        self.sinks = open_sinks(self.out, log_to, self.step)
-        self.first, self.before, self.begun = self.step, self.seconds, time.monotonic()
+    # ---- steps --------------------------------------------------------------------------------------
 
-    def close_log(self) -> None:
-        for sink in self.sinks:
-            sink.close()
+    def logs_at(self, step: int) -> bool:
+        """Whether this step gets lines in the log."""
+        return step % self.shared.log_every == 0 or step == self.shared.steps - 1
 
-    def advance(self, stream: ActivationStream) -> None:
-        """One step of all SAEs; none if its batch was given up for Ctrl-C, which the caller hears of too."""
-        logging = self.step % self.shared.log_every == 0 or self.step == self.shared.steps - 1
+    def advance(self) -> None:
+        """One step of all SAEs, or none if its batch was given up for an interrupt, which the trainer sees too."""
+        step = self.step
         try:
-            x = self._scaled(stream.batch(self.step))
-            all_stats = [learner.step(x, self.step, measure=logging) for learner in self.learners]
+            x = self._scaled(self.stream.batch(step))
+            for callback in self.callbacks:
+                callback.on_batch(self, step, x)
+            measure = self.logs_at(step) or any(callback.needs_stats(step) for callback in self.callbacks)
+            for learner in self.learners:
+                stats = learner.step(x, step, measure)
+                floats = None if stats is None else self._checked(learner, Stats(*map(float, stats)))
+                for callback in self.callbacks:
+                    callback.on_step(self, learner, step, floats)
         except HarvestStopped:
             return
         except torch.cuda.OutOfMemoryError:
-            raise self._out_of_memory() from None
-        if logging:
-            speed = (self.step + 1 - self.first) * len(x) / (time.monotonic() - self.begun)
-            lines = [self._line(p, s, speed) for p, s in zip(self.learners, all_stats, strict=True) if s]
-            for sink in self.sinks:
-                for line in lines:
-                    sink.write(line)
-            self.fve = (min(line["fve"] for line in lines), max(line["fve"] for line in lines))
+            raise UserError(
+                f"batch_size = {self.shared.batch_size}, {len(self.learners)} SAEs: out of memory on {self.device} at "
+                f"step {step}: lower contexts_at_once of a harvest, or in a new run batch_size, d_sae, buffer_tokens "
+                f"or the number of SAEs{self._kept()}"
+            ) from None
         self.step += 1
-        self.seconds = self.before + time.monotonic() - self.begun
-
-    def checkpoint_if_due(self) -> None:
-        """Every so many steps, and after the last."""
-        due = self.step % self.shared.checkpoint_every == 0 or self.step == self.shared.steps
-        if due and self.saved_step != self.step:
-            self.save_checkpoint()
-
-    def _line(self, learner: Learner, stats: Stats, speed: float) -> dict[str, Any]:
-        numbers = {name: float(value) for name, value in stats._asdict().items()}
-        if not math.isfinite(numbers["loss"]):
-            raise self._diverged(learner, f"the loss became {numbers['loss']}")
-        return {"step": self.step, "sae": learner.config.name, **numbers, "tokens_per_second": speed}
-
-    def _diverged(self, learner: Learner, what: str) -> UserError:
-        kept = f"; the last good checkpoint is of step {self.saved_step}" if self.saved_step >= 0 else ""
-        lr = learner.config.optimizer.lr
-        return UserError(f"{learner.config.name}: {what} by step {self.step}: try a lower lr than {lr:g}{kept}")
 
     @torch.inference_mode(False)
-    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to(self.device, self.dtype) / self.scale
+    def _scaled(self, x: Tensor) -> Tensor:
+        """The batch in the units of training. Overflow is checked at once, on a GPU when the next line is logged."""
+        x = x.to(self.device, self.dtype) / self.scale
+        self.unchecked.append((self.step, torch.linalg.vector_norm(x, torch.inf, dim=1)))
+        if self.device.type == "cpu" or len(self.unchecked) == 256:
+            self._check_overflow()
+        return x
 
-    def _out_of_memory(self) -> UserError:
-        kept = f"; the checkpoint of step {self.saved_step} is kept: {HOW}" if self.saved_step >= 0 else ""
-        return UserError(
-            f"batch_size = {self.shared.batch_size}, {len(self.learners)} SAEs: out of memory on {self.device} at step "
-            f"{self.step}: lower contexts_at_once of a harvest, or in a new run batch_size, latents, buffer_tokens or "
-            f"the number of SAEs{kept}"
-        )
+    def _check_overflow(self) -> None:
+        """Raise if a value in a batch since the last check is too large to be squared; this waits for the GPU."""
+        batches, self.unchecked = self.unchecked, []
+        limit = max(1e3, torch.finfo(self.dtype).max ** 0.5 / 1e3)  # room for sums of squares
+        largest = torch.stack([values.max() for _, values in batches]).tolist() if batches else []
+        for (step, values), worst in zip(batches, largest, strict=True):
+            if not worst <= limit:
+                raise UserError(
+                    f"activations: batch {step}, row {int(values.argmax())}: a value of {worst * self.scale:.3g} "
+                    f"is too large, its square overflows (at most {limit * self.scale:.1g}); remove such "
+                    f"tokens{self._kept()}"
+                )
 
-    def _checkpoints(self) -> Path:
-        assert self.out is not None
-        return self.out / "checkpoints"
+    def _checked(self, learner: Learner, stats: Stats) -> Stats:
+        self._check_overflow()
+        if not math.isfinite(stats.loss):
+            raise self._diverged(learner, f"the loss became {stats.loss}", self.step)
+        return stats
 
-    def save_checkpoint(self) -> None:
-        """Keep the run as it is now, if it has a folder; weights that are not finite end the run instead."""
+    def _diverged(self, learner: Learner, what: str, step: int) -> UserError:
+        lr = learner.config.optimizer.lr
+        kept = f"; the last good checkpoint is of step {self.saved_step}" if self.saved_step >= 0 else ""
+        return UserError(f"{learner.config.name}: {what} by step {step}: try a lower lr than {lr:g}{kept}")
+
+    def _kept(self) -> str:
+        return f"; the checkpoint of step {self.saved_step} is kept: {HOW}" if self.saved_step >= 0 else ""
+
+    def seconds(self) -> float:
+        """Training time so far, in all parts of the run."""
+        return self.before + time.monotonic() - self.begun
+
+    def tokens_per_second(self) -> float:
+        """Mean speed since the run began or was resumed, during a step."""
+        tokens = (self.step + 1 - self.first) * self.shared.batch_size
+        return tokens / (time.monotonic() - self.begun)
+
+    # ---- checkpoints and end ------------------------------------------------------------------------
+
+    def save_checkpoint(self, step: int) -> None:
+        """Write a checkpoint of `step` complete steps, if there is a folder; non-finite weights are an error."""
+        if self.saved_step == step:
+            return
+        self._check_overflow()
         for learner in self.learners:
             if not all(bool(torch.isfinite(weight).all()) for weight in learner.weights):
-                raise self._diverged(learner, "the weights are no longer finite")
+                raise self._diverged(learner, "the weights are no longer finite", step)
         if self.out is None:
             return
         states = {str(learner.config.name): learner.state() for learner in self.learners}
-        width = len(self.learners[0].weights.b_dec)
-        extra = {"scale": self.scale, "seconds": self.seconds, "width": width, "heldout": self.heldout}
-        checkpoint.save(self._checkpoints(), checkpoint.Checkpoint(self.step, self.describe(), states, extra))
-        self.saved_step = self.step
+        extra = {"scale": self.scale, "seconds": self.seconds(), "width": self.stream.d_in, "heldout": self.heldout}
+        folder = checkpoint.save(self._checkpoints, checkpoint.Checkpoint(step, self.describe(), states, extra))
+        self.saved_step = step
+        for callback in self.callbacks:
+            callback.on_checkpoint(self, step, folder)
 
     @torch.inference_mode(False)
-    def finish(self, stream: ActivationStream) -> list[SAE]:
-        """Calibrate, fold the input's scale into the weights, save; the SAEs take raw activations."""
-        x = stream.heldout.to(self.device, self.dtype)
+    def finish(self) -> None:
+        """Calibrate the threshold, fold the input's scale into the weights, save; `saes` take raw activations."""
+        x, seconds = self.stream.heldout.to(self.device, self.dtype), self.seconds()
         saes = []
         for learner in self.learners:
             sae = learner.sae().rescale_(self.scale)
@@ -242,10 +286,10 @@ class Run:
             if len(x):
                 sae.threshold.fill_(calibrated_threshold(sae, x, learner.config.k, self.shared.batch_size))
                 measured = by_threshold(sae, x, batch_size=self.shared.batch_size)
-            sae.cfg.metadata.update(stream.metadata)
+            sae.cfg.metadata.update(self.stream.metadata)
             sae.cfg.metadata["training"] = self.describe()["train"] | {
                 "scale": self.scale,
-                "seconds": self.seconds / len(self.learners),
+                "seconds": seconds / len(self.learners),
                 "path": learner.path.name,
                 "dead": float(learner.dead().float().mean()),
                 "ever_pooled": float(learner.ever_pooled.float().mean()),
@@ -256,25 +300,29 @@ class Run:
             }
             saes.append(sae)
         if self.out is not None:
-            for sae, learner in zip(saes, self.learners, strict=True):
-                sae.save(self._folder(learner.config))
-            # Only now is the last checkpoint no longer needed.
+            for sae, config in zip(saes, self.configs, strict=True):
+                sae.save(self._folder(config))
             self._record(finished=True)
-            checkpoint.remove_all(self._checkpoints())
-        return saes
+            checkpoint.remove_all(self._checkpoints)  # no longer needed only now
+        self.saes = saes
+
+    @property
+    def _checkpoints(self) -> Path:
+        assert self.out is not None
+        return self.out / "checkpoints"
 
     def _folder(self, config: SAEConfig) -> Path:
         assert self.out is not None
         return self.out / "saes" / str(config.name)
 
 
-def fingerprint(x: torch.Tensor) -> str:
-    """A short digest of the first tokens of x [n, d], to tell activations apart."""
+def fingerprint(x: Tensor) -> str:
+    """A short digest of the first 256 rows of x [n, d_in], to tell activations apart."""
     return hashlib.sha256(x[:256].float().cpu().numpy().tobytes()).hexdigest()[:16]
 
 
-def input_scale(x: torch.Tensor) -> float:
-    """c = the root mean square norm of the tokens x [n, d]."""
+def input_scale(x: Tensor) -> float:
+    """c = root mean square norm of the rows of x [n, d_in]."""
     if not len(x):
         return 1.0
     c = float(x.double().square().sum(dim=1).mean().sqrt())

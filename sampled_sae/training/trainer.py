@@ -1,10 +1,8 @@
-"""`train`: many SAEs, one pass over one stream of activations; `train_layers`: the same for several layers at once."""
+"""The loop over batches: many SAEs on one stream, several streams in step, several passes when memory is short."""
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -13,149 +11,137 @@ from typing import Any
 import torch
 
 from sampled_sae import kernels
-from sampled_sae.data.source import open_source
-from sampled_sae.data.stream import ActivationSource, ActivationStream
+from sampled_sae.data.source import Source, open_source
+from sampled_sae.data.stream import ActivationSource, ActivationStream, Endless, Rows
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import named
 from sampled_sae.sae import SAE
 from sampled_sae.training import memory
-from sampled_sae.training.run import HOW, Run, TrainConfig
+from sampled_sae.training.callbacks import ProgressBar, of_run
+from sampled_sae.training.run import HOW, Callback, Run, TrainConfig
 from sampled_sae.utils import system
 from sampled_sae.utils.errors import Interrupted, UserError
-from sampled_sae.utils.files import alone_in, make_folder, read_json, write_json
-from sampled_sae.utils.progress import show
+from sampled_sae.utils.files import alone_in, make_folder, read_json, remove_leftovers, write_json
+from sampled_sae.utils.progress import say
 from sampled_sae.utils.system import stop_on_interrupt, usable_device
 
+PLAN = "passes.json"
+USED = 0.9
+"""Share of the free memory that the SAEs of one pass may take."""
 
-def train(
+
+class Trainer:
+    """Trains several runs in step with each other."""
+
+    def __init__(self, runs: Sequence[Run], callbacks: Sequence[Callback] = ()):
+        """Each run calls its own log and checkpoints, then `callbacks`."""
+        self.runs, self.callbacks = list(runs), list(callbacks)
+
+    def fit(self) -> list[list[SAE]]:
+        """Every run's SAEs; a finished run's SAEs are loaded, and runs that are behind the others catch up first."""
+        with ExitStack() as locks:
+            for run in self.runs:
+                if run.out is not None:
+                    locks.enter_context(alone_in(run.out))
+            for run in self.runs:
+                run.open()
+            if going := [run for run in self.runs if run.saes is None]:
+                self._check_memory(going)
+                self._train(going)
+        return [run.saes or [] for run in self.runs]
+
+    def _check_memory(self, runs: list[Run]) -> None:
+        first = runs[0]
+        configs = [config for run in runs for config in run.configs]
+        beside = sum(run.stream.memory_estimate() for run in runs)
+        size = first.shared.batch_size
+        first.say(memory.check(configs, first.stream.d_in, size, first.device, first.dtype, beside))
+
+    def _train(self, runs: list[Run]) -> None:
+        with ExitStack() as ends:
+            for run in runs:
+                run.begin()
+                run.callbacks = [*of_run(run), *self.callbacks]
+                for callback in run.callbacks:
+                    ends.callback(lambda callback, run: callback.on_end(run, run.saes), callback, run)
+            with stop_on_interrupt() as stopped:
+                while (step := min(run.step for run in runs)) < runs[0].shared.steps:
+                    for run in runs:
+                        if run.step == step:
+                            run.advance()
+                    if stopped():
+                        raise _interrupted(runs)
+                for run in runs:
+                    run.finish()
+
+
+def _interrupted(runs: list[Run]) -> Interrupted:
+    step, out = runs[0].step, runs[0].out
+    if out is None:
+        return Interrupted(f"interrupted at step {step}; nothing is kept, because out was not set")
+    for run in runs:
+        run.save_checkpoint(run.step)
+    return Interrupted(f"interrupted at step {step}; saved in {out}, {HOW} to continue")
+
+
+def run_training(
     activations: Any,
-    configs: Sequence[SAEConfig] | SAEConfig,
-    *,
-    steps: int,
-    batch_size: int = 4096,
-    seed: int = 0,
-    out: str | Path | None = None,
-    resume: bool = False,
-    heldout: Any | None = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
-    normalize: bool = True,
-    heldout_tokens: int = 65_536,
-    log_every: int = 50,
-    checkpoint_every: int = 1000,
-    log_to: Iterable[str] = (),
-    progress: bool = True,
-) -> list[SAE]:
-    """Train one SAE for each configuration, all of them on the same batches, and return them in order.
-
-    `activations` is a tensor, a memory map or any iterable of [B, d] or [B, L, d] batches. With `out`
-    the run keeps a log and checkpoints there and saves each SAE in `out`/saes/NAME; `resume=True` goes on
-    from the last checkpoint and ends with the same weights as if nothing had happened. `heldout` gives
-    tokens for calibration; otherwise some of the activations are set aside. Input units do not matter:
-    the returned SAEs take raw activations.
-    """
-    shared = TrainConfig(steps, batch_size, seed, normalize, heldout_tokens, log_every, checkpoint_every)
-    parts = [(activations, None if out is None else Path(out), heldout)]
-    return _train(parts, configs, shared, resume, device, dtype, tuple(log_to), progress)[0]
-
-
-def train_layers(
-    activations: Mapping[Any, Any],
-    configs: Sequence[SAEConfig] | SAEConfig,
-    *,
-    steps: int,
-    batch_size: int = 4096,
-    seed: int = 0,
-    out: str | Path | None = None,
-    resume: bool = False,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
-    normalize: bool = True,
-    heldout_tokens: int = 65_536,
-    log_every: int = 50,
-    checkpoint_every: int = 1000,
-    log_to: Iterable[str] = (),
-    progress: bool = True,
-) -> dict[Any, list[SAE]]:
-    """The same for several layers, in step with each other: each layer is a run of its own, in `out`/layer-N."""
-    shared = TrainConfig(steps, batch_size, seed, normalize, heldout_tokens, log_every, checkpoint_every)
-    parts = [
-        (part, None if out is None else layer_folder(Path(out), layer), None) for layer, part in activations.items()
-    ]
-    if not parts:
-        raise UserError("activations = {}: must hold at least one layer")
-    found = _train(parts, configs, shared, resume, device, dtype, tuple(log_to), progress)
-    return dict(zip(activations, found, strict=True))
-
-
-def layer_folder(out: Path, layer: int | str) -> Path:
-    """Folder of the run on one of several layers or hook points."""
-    return out / (f"layer-{layer}" if isinstance(layer, int) else layer)
-
-
-def _train(
-    parts: list[tuple[Any, Path | None, Any]],
-    configs: Sequence[SAEConfig] | SAEConfig,
+    configs: SAEConfig | Sequence[SAEConfig],
     shared: TrainConfig,
-    resume: bool,
-    device: str | torch.device | None,
-    dtype: torch.dtype,
-    log_to: tuple[str, ...],
-    progress: bool,
-) -> list[list[SAE]]:
-    """Train all configurations on each part (activations, folder, held-out tokens); returns its SAEs for each part."""
-    full, place = _checked(configs, shared), usable_device(device)
-    say: Callable[[str], None] = (lambda line: print(line, file=sys.stderr)) if progress else (lambda line: None)
-    streams = [_open(activations, heldout, shared) for activations, _, heldout in parts]
-    runs = [
-        Run(full, shared, place, dtype, folder, say, None if folder is None else stream.identity)
-        for stream, (_, folder, _) in zip(streams, parts, strict=True)
-    ]
-    with ExitStack() as locks:
-        for run in runs:
-            if run.out is not None:
-                locks.enter_context(alone_in(run.out))
-        finished = [run.open_folder(resume) for run in runs]
-        going: list[tuple[Run, ActivationStream]] = []
-        for run, saes, stream in zip(runs, finished, streams, strict=True):
-            if saes is None:
-                going.append((run, stream))
-            else:
-                say(f"{run.out}: this run is finished; its SAEs are loaded")
-        if going:
-            finished = _finish(going, full, finished, place, dtype, log_to, progress, say)
-        return [saes or [] for saes in finished]
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    heldout: Any = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+) -> dict[str, list[SAE]]:
+    """Train all SAEs on each stream of `activations`, which `open_source` opens; returns them by hook point.
+
+    One stream is a run in `out`, several are runs in `out`/HOOK, such as layer-12. With `out`, SAEs that do not fit
+    into memory together are trained in several passes over the activations, in `out`/pass-1, `out`/pass-2 and so on;
+    these SAEs are returned on the CPU. `heldout` replaces the tokens that are otherwise held out.
+    """
+    place, full, source = usable_device(device), checked(configs, shared), open_source(activations, heldout=heldout)
+    settings = (shared.batch_size, shared.heldout_tokens, shared.seed, shared.steps)
+    streams, again, groups = source.open(*settings), _opens_again(source), [full]
+    if out is not None and again:
+        groups = _as_begun(out, full) or split(full, list(streams.values()), shared.batch_size, place)
+    found: dict[str, list[SAE]] = {name: [] for name in streams}
+    for number, group in enumerate(groups, start=1):
+        folder = out
+        if out is not None and len(groups) > 1:
+            folder = out / f"pass-{number}"
+            remove_leftovers(make_folder(out), PLAN)
+            write_json(out / PLAN, [len(group) for group in groups])
+            say(f"pass {number} of {len(groups)}: {len(group)} SAEs")
+        streams = streams if number == 1 else source.open(*settings)
+        runs = []
+        for name, stream in streams.items():
+            at = folder if folder is None or len(streams) == 1 else folder / name
+            report = say if progress else _silent
+            runs.append(Run(stream, group, shared, place, dtype, out=at, resume=resume, say=report))
+        trained = Trainer(runs, [*callbacks, *([ProgressBar()] if progress else [])]).fit()
+        for name, saes in zip(streams, trained, strict=True):
+            found[name] += saes if len(groups) == 1 else [sae.cpu() for sae in saes]
+            if again:
+                streams[name].close()
+        streams, runs = {}, []  # their memory is needed for the next pass
+    return found
 
 
-def _open(activations: Any, heldout: Any, shared: TrainConfig) -> ActivationStream:
-    source = open_source(activations, heldout=heldout)
-    [stream] = source.open(shared.batch_size, shared.heldout_tokens, shared.seed, shared.steps).values()
-    return stream
+def _silent(line: str) -> None:
+    pass
 
 
-def _finish(
-    going: list[tuple[Run, ActivationStream]],
-    configs: list[SAEConfig],
-    finished: list[list[SAE] | None],
-    device: torch.device,
-    dtype: torch.dtype,
-    log_to: tuple[str, ...],
-    progress: bool,
-    say: Callable[[str], None],
-) -> list[list[SAE] | None]:
-    """Bring the runs that are not finished to their end."""
-    width, batch_size = going[0][1].d_in, going[0][0].shared.batch_size
-    beside = sum(stream.memory_estimate() for _, stream in going)
-    say(memory.check(configs * len(going), width, batch_size, device, dtype, beside))
-    for run, stream in going:
-        run.begin(stream)
-    with stop_on_interrupt() as stopped:
-        _advance(going, log_to, progress, stopped)
-        ends = iter([run.finish(stream) for run, stream in going])
-    return [next(ends) if saes is None else saes for saes in finished]
+def _opens_again(source: ActivationSource) -> bool:
+    """Whether a source can be opened for another pass; a stream or an iterable may be readable only once."""
+    return not isinstance(source, Source) or all(isinstance(part, Rows | Endless) for part in source.parts.values())
 
 
-def _checked(configs: Sequence[SAEConfig] | SAEConfig, shared: TrainConfig) -> list[SAEConfig]:
+def checked(configs: SAEConfig | Sequence[SAEConfig], shared: TrainConfig) -> list[SAEConfig]:
+    """The configurations with names and seeds filled in."""
     listed = [configs] if isinstance(configs, SAEConfig) else list(configs)
     if not listed:
         raise UserError("configs = []: must hold at least one SAEConfig")
@@ -167,100 +153,15 @@ def _checked(configs: Sequence[SAEConfig] | SAEConfig, shared: TrainConfig) -> l
     return full
 
 
-def _advance(
-    going: list[tuple[Run, ActivationStream]], log_to: tuple[str, ...], progress: bool, stopped: Callable[[], bool]
-) -> None:
-    """Train until the last step, or until the user interrupts. Runs that are behind the others catch up first."""
-    runs, steps = [run for run, _ in going], going[0][0].shared.steps
-    with ExitStack() as open_:
-        for run in runs:
-            run.open_log(log_to)
-            open_.callback(run.close_log)
-        bar = show(steps, min(run.step for run in runs), enabled=progress)
-        open_.callback(bar.close)
-        while (step := min(run.step for run in runs)) < steps:
-            for run, stream in going:
-                if run.step == step:
-                    run.advance(stream)
-            bar.update(step + 1, _note(runs))
-            if stopped():
-                raise _interrupted(runs)
-            for run in runs:
-                run.checkpoint_if_due()
-
-
-def _note(runs: list[Run]) -> str:
-    """How well the SAEs do; nothing before the first line of the log."""
-    lowest, highest = min(run.fve[0] for run in runs), max(run.fve[1] for run in runs)
-    return f"FVE {lowest:.3f} to {highest:.3f}" if math.isfinite(lowest) else ""
-
-
-def _interrupted(runs: list[Run]) -> Interrupted:
-    step, out = runs[0].step, runs[0].out
-    if out is None:
-        return Interrupted(f"interrupted at step {step}; nothing is kept, because out was not set")
-    for run in runs:
-        run.save_checkpoint()
-    return Interrupted(f"interrupted at step {step}; saved in {out}, {HOW} to go on")
-
-
-PLAN = "passes.json"
-USED = 0.9
-"""Share of the free memory that the SAEs of one pass may take."""
-
-
-def train_in_passes(
-    source: ActivationSource, configs: Sequence[SAEConfig], out: Path, *, device: str | None, **settings: Any
-) -> list[Path]:
-    """Train all SAEs; returns their folders in order. `source` is opened anew for each pass.
-
-    One pass is a run in `out` itself; several are runs in
-    `out`/pass-1, `out`/pass-2 and so on, each resumable; several layers are runs in folders of these, layer-N.
-    """
-    place, full = usable_device(device), named(list(configs), settings["seed"])
-    names = ("batch_size", "heldout_tokens", "seed", "steps")
-    opening = {name: settings[name] for name in names if name in settings}
-    streams = source.open(**{"heldout_tokens": 65_536} | opening)
-    groups = _as_begun(out, full) or split(full, list(streams.values()), settings["batch_size"], place)
-    folders: list[Path] = []
-    for number, group in enumerate(groups, start=1):
-        folder = out if len(groups) == 1 else out / f"pass-{number}"
-        if len(groups) > 1:
-            make_folder(out)
-            write_json(out / PLAN, [len(group) for group in groups])
-            print(f"pass {number} of {len(groups)}: {len(group)} SAEs", file=sys.stderr)
-        if number > 1:
-            streams = source.open(**{"heldout_tokens": 65_536} | opening)
-        folders += _one_pass(streams, group, folder, place, settings)
-    return folders
-
-
-def _one_pass(
-    streams: Mapping[str, ActivationStream],
-    configs: list[SAEConfig],
-    out: Path,
-    device: torch.device,
-    settings: dict[str, Any],
-) -> list[Path]:
-    if len(streams) == 1:
-        train(next(iter(streams.values())), configs, out=out, device=device, **settings)
-        folders = [out]
-    else:
-        train_layers(streams, configs, out=out, device=device, **settings)
-        folders = [out / name for name in streams]
-    for stream in streams.values():
-        stream.close()
-    return [folder / "saes" / str(config.name) for folder in folders for config in configs]
-
-
 def _as_begun(out: Path, configs: list[SAEConfig]) -> list[list[SAEConfig]] | None:
-    """The groups of a run that is resumed: free memory may be another today."""
-    if (out / "run.json").exists() or any(out.glob("layer-*/run.json")):
+    """The passes of a run that is resumed: free memory may have changed since."""
+    if (out / "run.json").exists() or (any(out.glob("*/run.json")) and not any(out.glob("pass-*"))):
         return [configs]
     if not (out / PLAN).exists():
         return None
     sizes = read_json(out / PLAN)
-    if not isinstance(sizes, list) or sum(sizes) != len(configs):
+    whole = isinstance(sizes, list) and all(isinstance(size, int) and size > 0 for size in sizes)
+    if not whole or sum(sizes) != len(configs):
         raise UserError(f"{out / PLAN}: is of a run with other SAEs; choose another folder")
     each = iter(configs)
     return [list(islice(each, size)) for size in sizes]
@@ -281,3 +182,85 @@ def split(
             groups.append([])
         groups[-1].append(config)
     return groups
+
+
+def steps_of(steps: int | None, tokens: int | None, batch_size: int) -> int:
+    """Number of steps from `steps` or `tokens`, of which one must be given: whole batches in so many tokens."""
+    if (steps is None) == (tokens is None):
+        raise UserError(f"steps = {steps}, tokens = {tokens}: give one of the two")
+    if tokens is not None and not tokens >= batch_size:
+        raise UserError(f"tokens = {tokens}: must be at least batch_size = {batch_size}")
+    return steps if steps is not None else int(tokens or 0) // batch_size
+
+
+def train(
+    activations: Any,
+    configs: Sequence[SAEConfig] | SAEConfig,
+    *,
+    steps: int | None = None,
+    tokens: int | None = None,
+    batch_size: int = 4096,
+    out: str | Path | None = None,
+    resume: bool = False,
+    heldout: Any | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    **settings: Any,
+) -> list[SAE]:
+    """Train one SAE for each configuration, all of them on the same batches, and return them in order.
+
+    `activations` is a tensor, a memory map or any iterable of [B, d_in] or [B, L, d_in] batches. With `out` the run
+    keeps a log and checkpoints there and saves each SAE in `out`/saes/NAME; `resume=True` continues from the last
+    checkpoint and ends with the same weights as without an interruption. `heldout` gives tokens for calibration;
+    otherwise some of the activations are held out. `settings` are those of `TrainConfig`.
+    """
+    shared = TrainConfig(steps_of(steps, tokens, batch_size), batch_size, **settings)
+    folder = None if out is None else Path(out)
+    common: dict[str, Any] = {"out": folder, "resume": resume, "device": device, "dtype": dtype}
+    found = run_training(
+        activations, configs, shared, heldout=heldout, callbacks=callbacks, progress=progress, **common
+    )
+    [saes] = found.values()
+    return saes
+
+
+def train_layers(
+    activations: Mapping[Any, Any],
+    configs: Sequence[SAEConfig] | SAEConfig,
+    *,
+    steps: int | None = None,
+    tokens: int | None = None,
+    batch_size: int = 4096,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    **settings: Any,
+) -> dict[Any, list[SAE]]:
+    """The same for several layers, in step with each other: each layer is a run of its own, in `out`/layer-N."""
+    shared = TrainConfig(steps_of(steps, tokens, batch_size), batch_size, **settings)
+    folder = None if out is None else Path(out)
+    common: dict[str, Any] = {"out": folder, "resume": resume, "device": device, "dtype": dtype}
+    found = run_training(activations, configs, shared, callbacks=callbacks, progress=progress, **common)
+    return dict(zip(activations, found.values(), strict=True))
+
+
+def train_in_passes(
+    source: ActivationSource,
+    configs: Sequence[SAEConfig],
+    out: Path,
+    *,
+    device: str | None,
+    resume: bool = False,
+    progress: bool = True,
+    log_to: Iterable[str] = (),
+    **settings: Any,
+) -> list[Path]:
+    """Train all SAEs in as many passes as memory needs; returns their folders in order."""
+    shared = TrainConfig(**settings, log_to=tuple(log_to))  # type: ignore[arg-type]
+    found = run_training(source, configs, shared, out=out, resume=resume, device=device, progress=progress)
+    return [sae.folder for saes in found.values() for sae in saes if sae.folder is not None]

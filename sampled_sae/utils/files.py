@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import re
 import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,17 @@ from safetensors import SafetensorError
 from sampled_sae.utils.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors of file systems that have no locks."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to write at `path` into one line for the user."""
+    """Turn the operating system's errors when writing to `path` into one line."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        # safetensors wraps the operating system's refusal into a text.
+        # safetensors has the operating system's error in its message.
         wrapped = re.search(r"os error (\d+)", str(error))
         number = error.errno if isinstance(error, OSError) else wrapped and int(wrapped[1])
         if number is None:
@@ -49,23 +53,59 @@ def make_folder(path: Path) -> Path:
 
 @contextmanager
 def alone_in(path: Path) -> Iterator[None]:
-    """Make the folder if need be and keep every other process out of it, as far as it asks here too."""
+    """Create the folder if needed and lock it: a second process that wants the lock gets a one-line error."""
+    from filelock import FileLock, Timeout
+
     make_folder(path)
+    lock = FileLock(path / ".lock")
     try:
-        import fcntl
-    except ImportError:  # not on Windows; there, nobody is kept out
+        with writing(path / ".lock"):
+            lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"out = {str(path)!r}: another process is at work there; choose another folder") from None
+    except UserError as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in NO_LOCKS:
+            raise
+    try:
         yield
-        return
-    with writing(path):
-        file = (path / ".lock").open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"out = {str(path)!r}: another process is at work there; choose another folder") from None
-        except OSError:  # a file system without locks
-            pass
-        yield
+    finally:
+        lock.release()
+
+
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Remove what killed writers of `name`, a glob pattern, left in the folder; only its one writer may do so.
+
+    A folder that was moved aside for its replacement moves back if the replacement is not there.
+    """
+    for old in folder.glob(f".{name}.*.old"):
+        for kept in old.iterdir():
+            if not (folder / kept.name).exists():
+                kept.rename(folder / kept.name)
+        shutil.rmtree(old, ignore_errors=True)
+    for temporary in folder.glob(f".{name}.*.tmp"):
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
+CHUNK = 2**24
+
+
+def checksum(path: Path) -> int:
+    """Checksum of a file: CRC-32 over the CRC-32s of its chunks of 16 MiB, which are computed in parallel."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return zlib.crc32(b"")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, ThreadPoolExecutor() as pool:
+            view = memoryview(mapped)
+            parts = [view[at : at + CHUNK] for at in range(0, len(view), CHUNK)]
+            try:
+                sums = list(pool.map(zlib.crc32, parts))
+            finally:
+                for part in (view, *parts):
+                    part.release()
+    return zlib.crc32(b"".join(number.to_bytes(4, "little") for number in sums))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -83,12 +123,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` as JSON that every parser reads: NaN and infinity are refused, not written."""
+    """Write `content` as standard JSON: NaN and infinity are errors."""
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; a missing or damaged one gets a clear line."""
+    """Read a JSON file; a missing or damaged one is a one-line error."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -100,20 +140,11 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: not valid JSON ({what}); was it cut short?") from None
 
 
-def crc32(path: Path) -> int:
-    """Checksum of a file's bytes."""
-    found = 0
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(2**22):
-            found = zlib.crc32(chunk, found)
-    return found
-
-
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Give a temporary folder beside `path`; on success it takes the place of `path`, whole.
+    """Yield a temporary folder beside `path`, which replaces `path` on success.
 
-    Where `path` is already there, the old one is moved aside first and removed after.
+    An existing folder is moved aside first and removed after.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +155,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             for file in temporary.iterdir():
                 with file.open("rb") as handle:
                     os.fsync(handle.fileno())
-            # mkdtemp makes private folders; results are meant to be shared.
+            # mkdtemp creates private folders; results are meant to be shared.
             temporary.chmod(0o755)
             _replace_folder(temporary, path)
     finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 
@@ -14,6 +16,22 @@ class Progress(Protocol):
     def update(self, done: int, note: str = "") -> None: ...
 
     def close(self) -> None: ...
+
+
+@contextmanager
+def _on_terminal() -> Iterator[None]:
+    """A terminal that was closed meanwhile does not stop the work: a run still has to write its checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+
+
+def say(line: str) -> None:
+    """Print a line to stderr."""
+    with _on_terminal():
+        print(line, file=sys.stderr, flush=True)
 
 
 class Silent:
@@ -41,7 +59,7 @@ class Lines:
         self.said, self.next = now, done + max(1, self.total // 10)
         rate = (done - self.start) / max(now - self.begun, 1e-9)
         left = f"{speed(rate, self.unit)}, {clock((self.total - done) / rate)} left" if rate > 0 else "starting"
-        print(f"{self.what}: {done}/{self.total} {self.unit}, {left}  {note}", file=sys.stderr, flush=True)
+        say(f"{self.what}: {done}/{self.total} {self.unit}, {left}  {note}")
 
     def close(self) -> None:
         pass
@@ -68,10 +86,12 @@ class Bar:
 
     def update(self, done: int, note: str = "") -> None:
         rate = (done - self.start) / max(time.monotonic() - self.begun, 1e-9)
-        self.bar.update(self.task, completed=done, note=note, rate=speed(rate, self.unit))
+        with _on_terminal():
+            self.bar.update(self.task, completed=done, note=note, rate=speed(rate, self.unit))
 
     def close(self) -> None:
-        self.bar.stop()
+        with _on_terminal():
+            self.bar.stop()
 
 
 def show(total: int, start: int = 0, what: str = "training", unit: str = "steps", enabled: bool = True) -> Progress:
@@ -101,11 +121,11 @@ def clock(seconds: float) -> str:
 
 
 QUIET_SECONDS = 5.0
-"""What takes less is not worth a line."""
+"""Work that takes less prints no line."""
 
 
 def telling(total: int, what: str) -> Callable[[int], None]:
-    """Takes the tokens done so far and tells of them if it takes long: in lines, which a progress bar lets through."""
+    """A function of the tokens done so far that prints progress lines, once the work has taken QUIET_SECONDS."""
     lines = Lines(total, 0, what, "tokens")
 
     def update(done: int) -> None:

@@ -1,4 +1,4 @@
-"""Where a run computes."""
+"""Device, free memory, versions, git commit and signals."""
 
 from __future__ import annotations
 
@@ -64,24 +64,57 @@ def _git(folder: Path, *words: str) -> str:
 
 
 @contextmanager
-def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C (or SIGTERM) lets the step in progress end; a second Ctrl-C stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
+def _on_signals(respond: Callable[[Callable[[], Any]], None], chained: bool) -> Iterator[None]:
+    """Call `respond` with the handler that was set before, on Ctrl-C, SIGTERM and SIGHUP; only in the main thread.
 
-    def ask(number: int, frame: Any) -> None:
+    If `chained`, signals without a handler in Python are left alone; so is SIGHUP under nohup, which ignores it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before: dict[Any, Any] = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in list(before.items()):
+        if (
+            handler is None
+            or (chained and not callable(handler))
+            or (handler is signal.SIG_IGN and number.name == "SIGHUP")
+        ):
+            del before[number]
+    try:
+        for number in before:
+            signal.signal(number, lambda number, frame: respond(lambda: before[number](number, frame)))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C, SIGTERM or SIGHUP lets the step in progress end; a second one stops at once."""
+    asked = threading.Event()
+
+    def respond(before: Callable[[], Any]) -> None:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with _on_signals(respond, chained=False):
         yield asked.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+
+@contextmanager
+def listening() -> Iterator[threading.Event]:
+    """An event that is set when Ctrl-C, SIGTERM or SIGHUP arrives meanwhile; the handler before runs too."""
+    asked = threading.Event()
+
+    def respond(before: Callable[[], Any]) -> None:
+        asked.set()
+        before()
+
+    with _on_signals(respond, chained=True):
+        yield asked
 
 
 def available(device: torch.device) -> int | None:
@@ -121,29 +154,3 @@ def _cgroup_free() -> int | None:
 def readable(size: int) -> str:
     """Bytes in MiB or GiB."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
-
-
-@contextmanager
-def listening() -> Iterator[threading.Event]:
-    """The event is set when Ctrl-C (or SIGTERM) comes meanwhile; whoever handled these before still does."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before: dict[signal.Signals, Callable[[int, Any], Any]] = {}
-
-    def hear(number: int, frame: Any) -> None:
-        asked.set()
-        before[signal.Signals(number)](number, frame)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        handler = signal.getsignal(number)
-        if callable(handler):
-            before[number] = handler
-    try:
-        for number in before:
-            signal.signal(number, hear)
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

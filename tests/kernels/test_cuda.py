@@ -8,6 +8,7 @@ import torch
 import sampled_sae as ss
 from sampled_sae.kernels.path import FastPath
 from sampled_sae.method.config import AuxKConfig, PoolConfig, SAEConfig, Scope
+from sampled_sae.training.callbacks import Callback
 from sampled_sae.training.learner import Learner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -62,19 +63,29 @@ def test_a_resumed_run_ends_with_the_same_weights(name, tmp_path):
     (whole,) = ss.train(x, CONFIGS[name], **common)
 
     out = tmp_path / "run"
-    learner_step, calls = Learner.step, 0
 
-    def interrupted(self, *arguments, **keywords):
-        nonlocal calls
-        calls += 1
-        if calls == 14:
-            raise ss.Interrupted("stop")
-        return learner_step(self, *arguments, **keywords)
+    class Stop(Callback):
+        def on_step(self, run, learner, step, stats):
+            if step == 13:
+                raise ss.Interrupted("stop")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "step", interrupted)
-        with pytest.raises(ss.Interrupted):
-            ss.train(x, CONFIGS[name], out=out, checkpoint_every=10, **common)
+    with pytest.raises(ss.Interrupted):
+        ss.train(x, CONFIGS[name], out=out, checkpoint_every=10, callbacks=[Stop()], **common)
     (resumed,) = ss.train(x, CONFIGS[name], out=out, resume=True, checkpoint_every=10, **common)
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("log_every", [1, 10])
+def test_an_overflow_is_found_with_its_step_and_row(log_every, tmp_path):
+    x = torch.randn(4000, D, generator=torch.Generator().manual_seed(0))
+
+    class Spoil(Callback):
+        def on_checkpoint(self, run, step, folder):
+            batch = run.stream.batch
+            run.stream.batch = lambda index: batch(index).index_fill(0, torch.tensor(7), 1e25 if index == 13 else 1.0)
+
+    common = {"steps": 40, "batch_size": B, "device": "cuda", "progress": False, "heldout_tokens": 200}
+    settings = {"out": tmp_path, "checkpoint_every": 12, "log_every": log_every, "callbacks": [Spoil()]}
+    with pytest.raises(ss.UserError, match=r"batch 13, row 7: a value of 1e\+25.* step 12 is kept"):
+        ss.train(x, ss.batchtopk(M, K), **settings, **common)

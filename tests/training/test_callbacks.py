@@ -1,8 +1,9 @@
 import pytest
 
 import sampled_sae as ss
-from sampled_sae.training.callbacks import JsonLines, open_sinks, read_log
+from sampled_sae.training.callbacks import Callback, JsonLines, read_log
 from sampled_sae.utils.errors import UserError
+from tests.small_runs import QUIET
 
 
 def test_resume_drops_what_will_be_written_again(tmp_path):
@@ -10,8 +11,11 @@ def test_resume_drops_what_will_be_written_again(tmp_path):
     path.write_text('{"step": 0}\n{"step": 10}\n{"step": 20}\n{"step": 3')
     log = JsonLines(path, from_step=20)
     log.write({"step": 20, "loss": float("nan")})
-    log.close()
     assert read_log(path) == [{"step": 0}, {"step": 10}, {"step": 20, "loss": None}]
+    new = JsonLines(tmp_path / "new.jsonl", from_step=0)
+    new.write({"step": 0})
+    new.write({"step": 1})
+    assert read_log(tmp_path / "new.jsonl") == [{"format_version": 1, "step": 0}, {"step": 1}]
 
 
 def test_tensorboard_gets_the_same_numbers(activations, tmp_path):
@@ -51,8 +55,90 @@ def test_wandb_offline(activations, tmp_path, monkeypatch):
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
-def test_bad_sinks(tmp_path):
-    with pytest.raises(UserError, match="log_to = 'mlflow': must be one of tensorboard, wandb"):
-        open_sinks(tmp_path, ["mlflow"], 0)
+def test_invalid_log_to_is_found_before_training(activations, tmp_path):
+    with pytest.raises(UserError, match=r"log_to\[0\] = 'mlflow': must be 'tensorboard' or 'wandb'"):
+        ss.train(activations, ss.batchtopk(48, 4), steps=5, out=tmp_path / "run", log_to=["mlflow"], **QUIET)
     with pytest.raises(UserError, match="needs a folder; set out"):
-        open_sinks(None, ["wandb"], 0)
+        ss.train(activations, ss.batchtopk(48, 4), steps=5, log_to=["wandb"], **QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+class Recorder(Callback):
+    """Writes down what happens."""
+
+    def __init__(self):
+        self.events = []
+
+    def needs_stats(self, step):
+        return step == 2
+
+    def on_batch(self, run, step, x):
+        self.events.append(("batch", step, tuple(x.shape)))
+
+    def on_step(self, run, learner, step, stats):
+        self.events.append(("step", step, learner.config.name, stats and round(stats.l0, 3)))
+
+    def on_checkpoint(self, run, step, folder):
+        self.events.append(("checkpoint", step, folder.name))
+
+    def on_end(self, run, saes):
+        self.events.append(("end", saes and len(saes)))
+
+
+def test_callbacks_are_called_in_order(activations, tmp_path):
+    seen = Recorder()
+    configs = [ss.batchtopk(48, 4, name="a"), ss.topk(48, 4, name="b")]
+    every = {"log_every": 100, "checkpoint_every": 2, "callbacks": [seen]}
+    saes = ss.train(activations, configs, steps=4, out=tmp_path, **every, **QUIET)
+    assert len(saes) == 2
+    batch = [("batch", step, (200, 16)) for step in range(4)]
+    assert seen.events == [
+        *(batch[0], ("step", 0, "a", 4.0), ("step", 0, "b", 4.0)),  # the first and the last step are logged
+        *(batch[1], ("step", 1, "a", None), ("checkpoint", 2, "step-000000002"), ("step", 1, "b", None)),
+        *(batch[2], ("step", 2, "a", 4.0), ("step", 2, "b", 4.0)),  # needs_stats
+        *(batch[3], ("step", 3, "a", 4.0), ("checkpoint", 4, "step-000000004"), ("step", 3, "b", 4.0)),
+        ("end", 2),
+    ]
+
+
+def test_the_end_is_reported_of_a_run_that_stops_early(activations, tmp_path):
+    class Stop(Recorder):
+        def on_step(self, run, learner, step, stats):
+            if step == 7:
+                raise ss.Interrupted("enough")
+
+    stop, after = Stop(), Recorder()
+    settings = {"steps": 20, "out": tmp_path, "checkpoint_every": 5, **QUIET}
+    with pytest.raises(ss.Interrupted, match="enough"):
+        ss.train(activations, ss.batchtopk(48, 4), callbacks=[stop, after], **settings)
+    assert stop.events[-1] == after.events[-1] == ("end", None)
+    ss.train(activations, ss.batchtopk(48, 4), resume=True, callbacks=[after], **settings)
+    assert [e[1] for e in after.events if e[0] == "batch"] == [*range(8), *range(5, 20)]
+
+
+def test_a_full_disk_while_logging_is_one_line(activations, tmp_path, monkeypatch):
+    """As with /dev/full: each write to the log fails, also when the file is closed."""
+    run = tmp_path / "run"
+    settings = {"steps": 10, "out": run, "log_every": 2, "checkpoint_every": 3, **QUIET}
+
+    class Full(Callback):
+        def on_step(self, run_, learner, step, stats):
+            if step == 5:
+                (run / "log.jsonl").unlink()
+                (run / "log.jsonl").symlink_to("/dev/full")
+
+    with pytest.raises(UserError, match=r"log\.jsonl: the disk is full"):
+        ss.train(activations, ss.batchtopk(48, 4), callbacks=[Full()], **settings)
+    (run / "log.jsonl").unlink()
+    assert len(ss.train(activations, ss.batchtopk(48, 4), resume=True, **settings)) == 1
+
+
+def test_wandb_without_a_key_is_one_line(activations, tmp_path, monkeypatch):
+    import wandb
+
+    def refuse(**_):
+        raise wandb.errors.UsageError("api_key not configured (no-tty). call wandb.login(key=[your_api_key])")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(UserError, match=r"log_to = 'wandb': cannot start .*run wandb login"):
+        ss.train(activations, ss.batchtopk(48, 4), steps=5, out=tmp_path, log_to=["wandb"], **QUIET)

@@ -36,6 +36,66 @@ def test_one_cut_short_is_passed_over_for_the_one_before(file, tmp_path):
     assert "step 1" in said[0]
 
 
+def flip_a_bit(folder):
+    path = folder / "0.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 16
+    path.write_bytes(data)
+
+
+def swap_files(folder):
+    (folder / "0.safetensors").rename(folder / "x")
+    (folder / "1.safetensors").rename(folder / "0.safetensors")
+    (folder / "x").rename(folder / "1.safetensors")
+
+
+def edit(**changes):
+    def change(folder):
+        content = json.loads((folder / "checkpoint.json").read_text())
+        (folder / "checkpoint.json").write_text(json.dumps(content | changes))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage", [flip_a_bit, swap_files, edit(names=["b", "a"]), edit(step=3), edit(extra={}), edit(checksums={})]
+)
+def test_any_change_is_found_and_the_one_before_is_taken(damage, tmp_path):
+    for step in (1, 2):
+        states = {name: {"w": torch.full((3,), step + shift)} for name, shift in (("a", 0.0), ("b", 0.5))}
+        folder = checkpoint.save(tmp_path, Checkpoint(step, {"steps": 10}, states, {"scale": 1.5}))
+    damage(folder)
+    said = []
+    found = checkpoint.load_latest(tmp_path, {"steps": 10}, said.append)
+    assert found.step == 1
+    assert [found.states[name]["w"][0].item() for name in "ab"] == [1.0, 1.5]
+    assert len(said) == 1
+    assert "resuming from the checkpoint before it, step 1" in said[0]
+
+
+def test_a_checkpoint_without_checksums_has_its_step_and_names_checked(tmp_path):
+    """Version 0 had no checksums: what can be checked is."""
+    run = {"saes": [{"name": "a"}, {"name": "b"}]}
+    for step in (1, 2):
+        states = {name: {"w": torch.zeros(3)} for name in "ab"}
+        folder = checkpoint.save(tmp_path, Checkpoint(step, run, states, {}))
+    old = {k: v for k, v in json.loads((folder / "checkpoint.json").read_text()).items() if "check" not in k}
+    del old["format_version"]
+    (folder / "checkpoint.json").write_text(json.dumps(old))
+    assert checkpoint.load_latest(tmp_path, run, print).step == 2
+    for change in ({"step": 1}, {"names": ["b", "a"]}, {"names": None}, {"sizes": []}, {"run": [1]}):
+        (folder / "checkpoint.json").write_text(json.dumps(old | change))
+        assert checkpoint.load_latest(tmp_path, run, lambda line: None).step == 1, change
+
+
+def test_leftovers_of_a_kill_are_removed(tmp_path):
+    checkpoint.save(tmp_path, at(1))
+    (tmp_path / ".step-000000002.abc.tmp").mkdir()
+    (tmp_path / ".step-000000002.abc.tmp" / "0.safetensors").write_text("half")
+    assert checkpoint.load_latest(tmp_path, {"steps": 10}, print).step == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+
+
 def test_no_good_one_left_is_an_error(tmp_path):
     path = checkpoint.save(tmp_path, at(1)) / "0.safetensors"
     path.write_bytes(path.read_bytes()[:20])

@@ -7,7 +7,7 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae.method.config import Annealed, AuxKConfig, Fraction, PoolConfig, SAEConfig
-from sampled_sae.training.learner import Learner
+from sampled_sae.training.learner import METRICS, Learner, Stats
 from tests.small_runs import same_weights
 
 
@@ -83,3 +83,7 @@ def test_a_kept_pool_is_drawn_as_often_as_asked_also_while_it_grows(refresh, act
         pools.append(tuple(learner.pool.tolist()))
     assert len(set(pools)) == 60 // refresh
     assert sum(pools[0]) < sum(pools[-1])
+
+
+def test_each_number_of_the_log_is_declared():
+    assert [metric.name for metric in METRICS] == list(Stats._fields)

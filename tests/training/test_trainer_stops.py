@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import sampled_sae as ss
+from sampled_sae.data.stream import ActivationStream
 from sampled_sae.training import checkpoint, run
 from sampled_sae.training import step as plain
-from sampled_sae.training.callbacks import read_log
-from sampled_sae.training.learner import Learner
+from sampled_sae.training.callbacks import Callback, read_log
+from sampled_sae.training.run import Run
 from tests.small_runs import QUIET, same_weights
 
 CHILD = """
@@ -75,14 +76,15 @@ def test_killed_at_any_moment_and_resumed_ends_the_same(tmp_path):
         assert len(steps) == len(set(steps)) == 3 * 41
 
 
-def test_ctrl_c_saves_and_resume_ends_the_same(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_and_resume_ends_the_same(number, tmp_path):
     assert child(tmp_path / "whole", "fresh").wait() == 0
     out = tmp_path / "stopped"
     process = child(out, "fresh")
     while not list((out / "checkpoints").glob("step-*")):
         assert process.poll() is None
         time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     error = process.communicate()[1]
     assert process.returncode != 0
     assert "interrupted at step" in error
@@ -142,17 +144,71 @@ def test_resume_refuses_other_activations_and_odd_folders(activations, tmp_path,
     assert not (out / "checkpoints").exists()
 
 
-def test_out_of_memory_on_the_way_says_what_to_lower(activations, tmp_path, monkeypatch):
+def test_out_of_memory_on_the_way_says_what_to_lower(activations, tmp_path):
     settings = {"steps": 12, "out": tmp_path, "checkpoint_every": 5, **QUIET}
-    step = Learner.step
 
-    def full(self, x, number, measure=True):
-        if number == 7:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return step(self, x, number, measure)
+    class Full(Callback):
+        def on_batch(self, run, step, x):
+            if step == 7:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "step", full)
-        with pytest.raises(ss.UserError, match=r"out of memory on cpu at step 7: lower .* step 5 is kept"):
-            ss.train(activations, [ss.batchtopk(48, 4)], **settings)
+    with pytest.raises(ss.UserError, match=r"out of memory on cpu at step 7: lower .* step 5 is kept"):
+        ss.train(activations, [ss.batchtopk(48, 4)], callbacks=[Full()], **settings)
     assert len(ss.train(activations, [ss.batchtopk(48, 4)], resume=True, **settings)) == 1
+
+
+def test_nohup_goes_on_when_the_terminal_is_closed(tmp_path):
+    process = child(tmp_path, "fresh", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    while not list((tmp_path / "checkpoints").glob("step-*")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGHUP)
+    assert "interrupted" not in process.communicate()[1]
+    assert process.returncode == 0
+
+
+class Huge(ActivationStream):
+    """A stream with a token of 1e25 in row 17 of batch 13."""
+
+    d_in, batch_size = 16, 200
+
+    def __init__(self, x):
+        self.x, self.heldout = x, x[:1000]
+
+    def batch(self, index):
+        batch = self.x[1000:][torch.arange(200) + 200 * (index % 15)].clone()
+        if index == 13:
+            batch[17, 3] = 1e25
+        return batch
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("log_every", [1, 10])
+def test_an_overflow_is_found_at_its_step_with_its_row(late, log_every, activations, tmp_path, monkeypatch):
+    if late:  # as on a GPU, which is asked only when something is logged or saved
+        scaled = Run._scaled
+
+        def not_at_once(self, x):
+            with monkeypatch.context() as patch:
+                patch.setattr(Run, "_check_overflow", lambda self: None)
+                return scaled(self, x)
+
+        monkeypatch.setattr(Run, "_scaled", not_at_once)
+    seen = []
+
+    class Steps(Callback):
+        def on_step(self, run, learner, step, stats):
+            seen.append(step)
+
+    settings = {"steps": 40, "out": tmp_path, "checkpoint_every": 6, "log_every": log_every, "heldout_tokens": 1000}
+    line = r"batch 13, row 17: a value of 1e\+25 is too large, its square overflows .* checkpoint of step 12 is kept"
+    with pytest.raises(ss.UserError, match=line):
+        ss.train(Huge(activations), ss.batchtopk(48, 4), callbacks=[Steps()], **settings, **QUIET)
+    assert seen[-1] == (12 if log_every == 1 or not late else 16)
+    assert sorted(path.name[-2:] for path in (tmp_path / "checkpoints").iterdir()) == ["06", "12"]
+
+
+@pytest.mark.parametrize("name", ["ü" * 101, "a\nb", "a\x1b[31m", "a\u2028b", "x" * 201, "", ".x", "a/b"])
+def test_names_that_no_folder_can_have_are_found_before_training(name):
+    with pytest.raises(ss.UserError, match="name"):
+        ss.batchtopk(48, 4, name=name)
