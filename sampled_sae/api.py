@@ -152,7 +152,7 @@ def browse(
     from sampled_sae.browser.collect import BrowseConfig
     from sampled_sae.browser.write import make_page, write_browser
     from sampled_sae.config import require
-    from sampled_sae.evals.session import layer_of, said
+    from sampled_sae.evals.saes import layer_of, said
     from sampled_sae.utils.files import make_folder
     from sampled_sae.utils.progress import Stages
     from sampled_sae.utils.system import usable_device
@@ -194,7 +194,7 @@ def _listed(items: Any) -> list[Any]:
 @contextmanager
 def _on_disk(saes: SAEs) -> Iterator[list[Path]]:
     """Folders of the SAEs, in order; those that are only in memory are saved in a temporary one."""
-    from sampled_sae.evals.session import is_saved
+    from sampled_sae.evals.saes import is_saved
 
     with tempfile.TemporaryDirectory() as place:
         folders = []

@@ -16,7 +16,8 @@ from sampled_sae.evals.autointerp.schema import AutointerpConfig
 from sampled_sae.evals.core.schema import CoreConfig, PutIn
 from sampled_sae.evals.probing.schema import ProbingConfig
 from sampled_sae.evals.results import result_path
-from sampled_sae.evals.session import Request, evaluate_saes, find_saes
+from sampled_sae.evals.saes import find_saes
+from sampled_sae.evals.session import Request, evaluate_saes
 from sampled_sae.models.language_model import LanguageModel
 
 

@@ -21,10 +21,8 @@ from sampled_sae.config import plain, to_dict
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.text import TextSource
 from sampled_sae.evals import Contexts, Evaluation, chosen, registry
-from sampled_sae.evals.reading import own_layer
 from sampled_sae.evals.results import fingerprint, read_result, write_result
-from sampled_sae.formats import describe
-from sampled_sae.method.architectures import InferenceConfig
+from sampled_sae.evals.saes import Subject, layer_of, said, subjects
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
 from sampled_sae.sae import SAE
@@ -47,28 +45,6 @@ class Request(NamedTuple):
 
     evaluation: Evaluation
     config: Any
-
-
-class Subject:
-    """One SAE that is measured: in a folder, or in memory."""
-
-    def __init__(self, label: str, folder: Path | None = None, sae: SAE | None = None):
-        """`label` is for error messages: the folder, or saes[i]."""
-        self.label, self.folder, self.sae = label, folder, sae
-
-    @cached_property
-    def cfg(self) -> InferenceConfig:
-        """The configuration, known without the weights."""
-        if self.sae is not None:
-            return self.sae.cfg
-        assert self.folder is not None
-        return describe(self.folder)
-
-    def load(self, device: torch.device) -> SAE:
-        if self.sae is not None:
-            return self.sae
-        assert self.folder is not None
-        return SAE.load(self.folder, device)
 
 
 def requests(evals: Sequence[str | Any]) -> list[Request]:
@@ -118,35 +94,8 @@ def evaluate_saes(
     else:
         place = usable_device(device)
         precision = dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32)
-    session = Session(_subjects(saes), model, place, precision, layer, text, load)
+    session = Session(subjects(saes), model, place, precision, layer, text, load)
     return session.evaluate(asked, redo)
-
-
-def _subjects(saes: Sequence[SAE | Path | str]) -> list[Subject]:
-    found: dict[Any, Subject] = {}
-    for number, item in enumerate(saes):
-        if isinstance(item, SAE):
-            folder = item.folder if item.folder is not None and is_saved(item, item.folder) else None
-            found[number] = Subject(f"saes[{number}]", folder, item)
-            continue
-        for folder in find_saes([Path(item)]):
-            found.setdefault(folder, Subject(str(folder), folder))
-    if not found:
-        raise UserError("saes: must name at least one SAE")
-    return list(found.values())
-
-
-def is_saved(sae: SAE, folder: Path) -> bool:
-    """Whether the SAE in the folder has the same tensors."""
-    try:
-        saved = SAE.load(folder).state_dict()
-    except UserError:
-        return False
-    own = {name: tensor.cpu() for name, tensor in sae.state_dict().items()}
-    # A threshold that is not known is nan.
-    return own.keys() == saved.keys() and all(
-        torch.equal(own[name].nan_to_num(), saved[name].nan_to_num()) for name in own
-    )
 
 
 class Session:
@@ -348,50 +297,6 @@ class Session:
             "asked": self.asked(request, sae),
         }
         write_result(sae.folder, evaluation.name, content)
-
-
-def layer_of(sae: InferenceConfig, asked: int | None, where: object) -> int:
-    """The layer that an SAE names, or `asked` if it names none."""
-    own = own_layer(sae.metadata, str(where))
-    if asked is not None and own not in (None, asked):
-        raise UserError(f"layer = {asked}: {where} is of layer {own}; leave the flag out")
-    return int(said(sae, "layer", asked, "layer", where)) if own is None else own
-
-
-def said(sae: InferenceConfig, name: str, asked: Any, flag: str, where: object) -> Any:
-    """`asked`, or else what the SAE's metadata say."""
-    value = sae.metadata.get(name) if asked is None else asked
-    if value is None:
-        raise UserError(f"{where}: does not say its {flag}; give --{flag}")
-    return value
-
-
-def find_saes(folders: Sequence[Path]) -> list[Path]:
-    """The folders of SAEs in these folders, or these themselves, in order."""
-    found: list[Path] = []
-    for folder in folders:
-        # A save that was killed leaves a folder that begins with a dot.
-        places = sorted(path.parent for path in folder.rglob("sae_weights.safetensors"))
-        inside = [place for place in places if not _is_hidden(place.relative_to(folder))]
-        if not inside:
-            raise UserError(f"{str(folder)!r}: holds no SAE; must be the folder of one, or of a run")
-        found += [path for path in inside if path not in found]
-    if not found:
-        raise UserError("folders: must name at least one SAE's folder")
-    return found
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def names_of(folders: Sequence[Path]) -> list[str]:
-    """The last parts of the folders' paths, as many as make them unique."""
-    for parts in range(1, max((len(folder.parts) for folder in folders), default=1) + 1):
-        names = ["/".join(folder.parts[-parts:]) for folder in folders]
-        if len(set(names)) == len(names):
-            return names
-    return [str(folder) for folder in folders]
 
 
 def same_text(one: str | None, other: str | None) -> bool:

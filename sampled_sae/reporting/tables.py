@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sampled_sae.evals.session import names_of
+from sampled_sae.evals.saes import names_of
 from sampled_sae.reporting.collect import Kind, kinds
 from sampled_sae.reporting.sweep import Configuration, Sweep, key_of
 from sampled_sae.utils.files import make_folder, read_json, write_json, write_text

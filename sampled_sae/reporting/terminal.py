@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from sampled_sae.evals import registry
-from sampled_sae.evals.session import names_of
+from sampled_sae.evals.saes import names_of
 from sampled_sae.reporting.tables import columns_only, text_of
 from sampled_sae.utils.files import read_json
 from sampled_sae.utils.measures import Cell, Column, Table, Value

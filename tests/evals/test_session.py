@@ -1,6 +1,6 @@
 import pytest
 
-from sampled_sae.evals.session import find_saes, layer_of, names_of
+from sampled_sae.evals.saes import find_saes, layer_of, names_of
 from sampled_sae.formats import describe
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
