@@ -201,7 +201,8 @@ def _converted(value: Any, hint: Any, name: str, from_json: bool, where: str = "
     elif hint is not Any and isinstance(hint, type) and not isinstance(value, hint):
         if from_json and issubclass(hint, Config):
             return _built(hint, value, name, where, f"{name}.")
-        require(False, field, value, f"must be a {hint.__name__}")
+        article = "an" if hint.__name__[0] in "AEIOU" else "a"
+        require(False, field, value, f"must be {article} {hint.__name__}")
     return value
 
 

@@ -1,11 +1,7 @@
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import sampled_sae as ss
 from sampled_sae.method.config import (
@@ -21,8 +17,6 @@ from sampled_sae.method.config import (
     Size,
 )
 from sampled_sae.method.presets import label, named
-from sampled_sae.training import memory
-from sampled_sae.training.optimizer import learning_rate
 from sampled_sae.training.run import TrainConfig
 from sampled_sae.utils.errors import UserError
 
@@ -91,51 +85,9 @@ def test_bad_settings_name_field_value_and_what_is_right(make, line):
     assert "\n" not in str(caught.value)
 
 
-def test_learning_rate_over_time():
-    config = OptimizerConfig(lr=1.0, warmup_steps=10, decay=0.2)
-    rates = [learning_rate(config, step, 100) for step in range(100)]
-    assert rates[0] == 0
-    assert rates[5] == 0.5
-    assert set(rates[10:81]) == {1.0}
-    assert rates[90] == 0.5
-    assert rates[99] == pytest.approx(1 / 20)
-    assert learning_rate(OptimizerConfig(lr=1.0), 20, 100) == 1.0  # 1,000 steps of warm-up would never end
-
-
-def test_memory_is_estimated_and_refused():
-    small = memory.needed([ss.batchtopk(64, 4)], 16, 200, torch.float32)
-    assert 3 * 2 * 64 * 16 * 4 < small - memory.LIBRARIES < 10**6
-    assert memory.needed([ss.batchtopk(64, 4)] * 5, 16, 200, torch.float32) < 5 * small
-    with pytest.raises(UserError, match=r"GiB on cpu needed for 1 SAEs at batch_size = 4096, but only"):
-        memory.check([ss.batchtopk(2**27, 4)], 4096, 4096, torch.device("cpu"), torch.float32)
-
-
 def test_defaults_are_batchtopk_and_the_papers_training_table():
     config = SAEConfig(65_536, 60)
     assert config.pool == PoolConfig("l2", Everything(), "top", Scope(), Constant(), 1)
     assert (config.optimizer.lr, config.optimizer.warmup_steps, config.optimizer.clip) == (3e-4, 1000, 1.0)
     assert (config.auxk.alpha, config.threshold.beta, config.threshold.start_step) == (1 / 32, 0.999, 1000)
     assert Annealed().until == 1
-
-
-MEASURE = """
-import pathlib, torch, sampled_sae as ss
-from sampled_sae.training import memory
-torch.set_num_threads(1)
-def peak():  # of this process alone; getrusage would begin with the parent's
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-x = torch.randn(8000, 128)
-off = ss.AuxKConfig(alpha=0)
-def train(config, n): ss.train(x[:n], [config], steps=3, batch_size=1000, progress=False, device="cpu")
-train(ss.batchtopk(64, 4), 2000)  # load what torch loads
-before, config = peak(), ss.batchtopk(2**16, 16, auxk=off)
-train(config, 8000)
-print((peak() - before) / memory.needed([config], 128, 1000, torch.float32))
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
-def test_the_estimate_is_near_what_a_run_takes():
-    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=120)
-    assert 0.6 < float(done.stdout) < 1.05, done.stderr
