@@ -122,8 +122,6 @@ def _coverage(sweep: Sweep) -> Iterator[tuple[str, int, str]]:
 
 # ---- figures -------------------------------------------------------------------------------------------
 
-FIRST = (*((x, y) for y, x in PAIRS), (REFERENCE, "autointerp"), (REFERENCE, "ce_recovered"), (REFERENCE, "alive"))
-"""Pairs (x, y) to begin with, the first one that is there: the paper's own before others."""
 FIRST_PANELS = ("probing_5", "over_10_percent")
 """Metrics whose panels are shown first, where they are there: the paper's."""
 
@@ -133,8 +131,10 @@ def _explorer(sweep: Sweep, look: Styles) -> dict[str, Any] | None:
     metrics = {metric.name: metric for metric in sweep.metrics if sweep.having(metric)}
     if len(metrics) < 2:
         return None
-    known = [(x, y) for x, y in FIRST if x in metrics and y in metrics and sweep.having(metrics[x], metrics[y])]
-    x, y = [*known, tuple(metrics)][0][:2]
+    # The paper's pair first, then the headline metrics against the reference.
+    wanted = [(x, y) for y, x in PAIRS] + [(REFERENCE, m.name) for m in metrics.values() if m.headline]
+    there = [(x, y) for x, y in wanted if x != y and x in metrics and y in metrics]
+    x, y = next((pair for pair in there if sweep.having(*(metrics[name] for name in pair))), tuple(metrics)[:2])
     groups = [kind._replace(metrics=tuple(m for m in kind.metrics if m.name in metrics)) for kind in sweep.kinds]
     return {
         "kinds": [kind for kind in groups if kind.metrics],

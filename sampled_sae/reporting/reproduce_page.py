@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sampled_sae.evals import registry
 from sampled_sae.reporting.pages import render
 from sampled_sae.reporting.tables import Missing
 from sampled_sae.reporting.write import Written
@@ -13,15 +14,16 @@ from sampled_sae.utils.files import read_json, write_text
 from sampled_sae.utils.measures import Table
 from sampled_sae.utils.progress import clock
 
-PATHS = {
-    "synthetic": "synthetic/index.html",
-    "train": "train",
-    **{name: "evals/table.csv" for name in ("core", "probing", "absorption", "autointerp")},
-    "compare": "compare/pairs.csv",
-    "report": "report/index.html",
-}
-"""Where the results of each stage are."""
-PAGES = {"SAE sweep": "report", "synthetic experiment": "synthetic"}
+PAGES = {"SAE sweep": "report/index.html", "synthetic experiment": "synthetic/index.html"}
+
+
+def paths() -> dict[str, str]:
+    """Where the results of each stage are."""
+    evals = dict.fromkeys(registry(), "evals/table.csv")
+    return {"synthetic": "synthetic/index.html", "train": "train", **evals} | {
+        "compare": "compare/pairs.csv",
+        "report": "report/index.html",
+    }
 
 
 def write_front(out: Path, written: Written) -> Path:
@@ -33,7 +35,7 @@ def write_front(out: Path, written: Written) -> Path:
         title="Reproduction of the paper",
         scale=record.get("scale"),
         about=f"{settings.get('model')}, layer {settings.get('layer')}, {settings.get('text')}",
-        pages=[(name, PATHS[stage]) for name, stage in PAGES.items() if (out / PATHS[stage]).exists()],
+        pages=[(name, path) for name, path in PAGES.items() if (out / path).exists()],
         stages=[*_stages(record.get("stages") or {}, out)],
         tables=[table for table in written.paper_tables if isinstance(table, Table)],
         missing=[table for table in written.paper_tables if isinstance(table, Missing)],
@@ -45,7 +47,7 @@ def write_front(out: Path, written: Written) -> Path:
 
 def _stages(entries: dict[str, Any], out: Path) -> Iterator[dict[str, str]]:
     """Name, state and time of each stage, and the path of its results; empty where there are none."""
-    for name, path in PATHS.items():
+    for name, path in paths().items():
         entry = entries.get(name)
         time = "-" if entry is None else clock(entry.get("seconds") or 0.0)
         state = "not run" if entry is None else "finished" if entry.get("finished") else "not finished"

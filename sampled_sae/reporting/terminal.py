@@ -30,7 +30,8 @@ def console_of(width: int) -> Console:
 
 def safe(text: object, style: str = "") -> Text:
     """Text without markup, and without characters that control the terminal; line breaks are kept."""
-    return Text("".join(c if c.isprintable() or c == "\n" else "?" for c in str(text)), style)
+    plain = str(text).replace("\u00a0", " ")
+    return Text("".join(c if c.isprintable() or c == "\n" else "?" for c in plain), style)
 
 
 def drawn(table: Table, dense: bool = False) -> rich.Table:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sampled_sae.reporting.terminal import form_value as form
-from sampled_sae.reporting.terminal import print_evals
+from sampled_sae.reporting.terminal import print_evals, safe
 from sampled_sae.utils.measures import Value
 from tests.reporting.made_up_sweep import write_sweep
 
@@ -32,6 +32,10 @@ from tests.reporting.made_up_sweep import write_sweep
 )
 def test_an_interval_that_is_skewed_shows_its_ends(value: Value | None, written: str) -> None:
     assert form(value) == written
+
+
+def test_a_space_that_does_not_break_is_a_space() -> None:
+    assert safe("k\u00a0=\u00a01").plain == "k = 1"
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])
