@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
+from sampled_sae.config import plain
 from sampled_sae.training.metrics import METRICS
 from sampled_sae.utils.cost import Cost, Workload
 from sampled_sae.utils.errors import UserError
@@ -96,7 +97,7 @@ class Evaluation(ABC):
         config: Any,
         progress: Progress,
     ) -> Iterator[Any]:
-        """One result per SAE, in order, each with a method `to_dict` that returns plain JSON.
+        """One result per SAE, in order.
 
         `contexts` [n, L] are token ids, None unless `needs.text`.
         """
@@ -116,6 +117,11 @@ class Evaluation(ABC):
     def cost(self, config: Any, work: Workload) -> Cost:
         """Estimated seconds and bytes on disk, before anything is loaded."""
         return Cost(self.name, work.speed.load, 200_000 * work.saes, 0)
+
+    def to_dict(self, result: Any) -> dict[str, Any]:
+        """The result as plain JSON; by default the fields of a named tuple or a dataclass."""
+        found: dict[str, Any] = plain(result)
+        return found
 
     def to_saebench(self, result: Any, config: Any) -> dict[str, Any] | None:
         """The result in SAEBench's layout, if it has one for this evaluation."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,19 @@ class Estimate(NamedTuple):
 
 
 NOTHING = Estimate(None, None, None)
+
+
+class Spread(NamedTuple):
+    """A mean over letters or seeds."""
+
+    mean: float
+    std: float | None
+    """Standard deviation (n - 1); None for a single value."""
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and standard deviation."""
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def weights(units: int, resamples: int, seed: int) -> Iterator[Tensor]:

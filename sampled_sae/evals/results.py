@@ -70,6 +70,21 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def saebench_layout(
+    kind: str, config: dict[str, Any], metrics: dict[str, Any], details: list[Any], unstructured: Any
+) -> dict[str, Any]:
+    """A result as SAEBench's own tools read it; reports fill in what names the SAE and the run."""
+    return {
+        "eval_type_id": kind,
+        "eval_config": config,
+        "eval_id": None,
+        "datetime_epoch_millis": None,
+        "eval_result_metrics": metrics,
+        "eval_result_details": details,
+        "eval_result_unstructured": unstructured,
+    }
+
+
 # ---- explanations ------------------------------------------------------------------------------------
 
 

@@ -279,7 +279,7 @@ class Session:
                 bar.close()
 
     def _finish(self, request: Request, sae: Subject, result: Any, layer: int, settings: Any, seconds: float) -> None:
-        evaluation, found = request.evaluation, plain(result.to_dict())
+        evaluation, found = request.evaluation, request.evaluation.to_dict(result)
         self._results[id(sae), evaluation.name] = found
         if sae.folder is None:
             return

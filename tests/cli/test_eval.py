@@ -193,9 +193,6 @@ def test_the_table_of_several_saes_lies_where_they_lie(place, tmp_path):
 class Norms(NamedTuple):
     decoder: float
 
-    def to_dict(self):
-        return self._asdict()
-
 
 @dataclass(frozen=True)
 class NormsConfig:

@@ -90,9 +90,6 @@ class NormsConfig(Config):
 class Norms(NamedTuple):
     decoder: float
 
-    def to_dict(self):
-        return self._asdict()
-
 
 @register_evaluation
 class MeasureNorms(Evaluation):

@@ -8,15 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sampled_sae.config import to_dict
+from sampled_sae.config import plain, to_dict
 from sampled_sae.evals.absorption.schema import AbsorptionConfig, AbsorptionResult
-from sampled_sae.evals.absorption.schema import Spread as LetterSpread
 from sampled_sae.evals.autointerp.schema import AutointerpConfig, AutointerpResult, Score
-from sampled_sae.evals.bootstrap import Estimate
+from sampled_sae.evals.bootstrap import Estimate, Spread
 from sampled_sae.evals.core.fidelity import Density, Fidelity, Trained
 from sampled_sae.evals.core.loss import Loss
 from sampled_sae.evals.core.schema import CoreConfig, CoreResult
-from sampled_sae.evals.probing.schema import Probes, ProbingConfig, ProbingResult, Spread, Summary
+from sampled_sae.evals.probing.schema import Probes, ProbingConfig, ProbingResult, Summary
 from sampled_sae.method import presets
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.training.run import TrainConfig
@@ -52,21 +51,19 @@ def probing(accuracy: float = 0.8) -> dict[str, Any]:
 
     top = {k: one(accuracy + i / 100) for i, k in enumerate((1, 2, 5, 10))}
     summary = Probes(top, one(accuracy + 0.1), top, one(0.95))
-    return filled(
-        ProbingResult, model="tiny", layer=1, summary=summary, datasets=[], settings=ProbingConfig()
-    ).to_dict()
+    return plain(filled(ProbingResult, model="tiny", layer=1, summary=summary, datasets=[], settings=ProbingConfig()))
 
 
 def absorption(fraction: float | None = 0.1, why: str | None = None) -> dict[str, Any]:
-    spread = None if fraction is None else LetterSpread(fraction, 0.01)
+    spread = None if fraction is None else Spread(fraction, 0.01)
     numbers = {"usable_letters": 22, "not_evaluable": why, **dict.fromkeys(("fraction", "full", "splits"), spread)}
-    return filled(AbsorptionResult, **numbers, letters=[], settings=AbsorptionConfig()).to_dict()
+    return plain(filled(AbsorptionResult, **numbers, letters=[], settings=AbsorptionConfig()))
 
 
 def autointerp(score: float = 0.75) -> dict[str, Any]:
     scores = dict.fromkeys(("detection", "balanced", "fuzzing"), Score(estimate(score), 0.1, 10))
     parts = dict(control=scores, skipped={}, latents=[], settings=AutointerpConfig())
-    return filled(AutointerpResult, **scores, **parts).to_dict()
+    return plain(filled(AutointerpResult, **scores, **parts))
 
 
 ALL = {"core": core, "probing": probing, "absorption": absorption, "autointerp": autointerp}

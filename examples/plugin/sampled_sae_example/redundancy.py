@@ -30,9 +30,6 @@ class RedundancyResult(NamedTuple):
     nearest_cosine: float
     """Mean over latents of the largest cosine with another latent's decoder row."""
 
-    def to_dict(self) -> dict[str, float]:
-        return self._asdict()
-
 
 @register_evaluation
 class Redundancy(Evaluation):

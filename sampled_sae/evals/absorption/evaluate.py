@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.evals.absorption.probes import Spelling, learn_to_spell
-from sampled_sae.evals.absorption.schema import AbsorptionConfig, AbsorptionResult, LetterResult, Spread, spread
+from sampled_sae.evals.absorption.schema import AbsorptionConfig, AbsorptionResult, LetterResult
 from sampled_sae.evals.absorption.score import (
     Absorption,
     MainLatents,
@@ -26,6 +26,7 @@ from sampled_sae.evals.absorption.score import (
     find_main_latents,
 )
 from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, Progress, make_prompts, read_layers
+from sampled_sae.evals.bootstrap import Spread, spread
 from sampled_sae.evals.reading import checked
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -17,9 +15,10 @@ from sampled_sae.config import (
     PositiveNumber,
     Share,
     at_least,
-    plain,
     require,
 )
+from sampled_sae.evals.bootstrap import Spread
+from sampled_sae.evals.results import saebench_layout
 
 Start = Literal["zero", "random"]
 
@@ -140,14 +139,6 @@ class LetterResult(NamedTuple):
         return self.why_not is None
 
 
-class Spread(NamedTuple):
-    """Over the usable letters."""
-
-    mean: float
-    std: float | None
-    """Standard deviation between letters; none for a single one."""
-
-
 class AbsorptionResult(NamedTuple):
     """One SAE on one layer of one model."""
 
@@ -180,22 +171,9 @@ class AbsorptionResult(NamedTuple):
     settings: AbsorptionConfig
     """How it was measured."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON."""
-        found: dict[str, Any] = plain(self)
-        return found
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and standard deviation of a number a letter."""
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-
 
 def to_saebench(result: AbsorptionResult, settings: AbsorptionConfig | None = None) -> dict[str, Any]:
-    """The layout of SAEBench's `absorption_first_letter`; without means where there are none, and then with the reason.
-
-    What names the run and the SAE (eval_id, datetime_epoch_millis, sae_lens_id and so on) is left to the caller.
-    """
+    """SAEBench's `absorption_first_letter`; with the reason if there are no means."""
     settings = settings or result.settings
     means: dict[str, float | None] = {}
     for name, item in (
@@ -205,20 +183,13 @@ def to_saebench(result: AbsorptionResult, settings: AbsorptionConfig | None = No
     ):
         means[f"mean_{name}"] = item and item.mean
         means[f"std_dev_{name}"] = item and item.std
-    return {
-        "eval_type_id": "absorption_first_letter",
-        "eval_config": _saebench_config(result, settings),
-        "eval_id": None,
-        "datetime_epoch_millis": None,
-        "eval_result_metrics": {"mean": means},
-        "eval_result_details": [_saebench_detail(letter) for letter in result.letters if letter.usable],
-        "sae_bench_commit_hash": None,
-        "sae_lens_id": None,
-        "sae_lens_release_id": None,
-        "sae_lens_version": None,
-        "sae_cfg_dict": None,
-        "eval_result_unstructured": result.not_evaluable and {"not_evaluable": result.not_evaluable},
-    }
+    return saebench_layout(
+        "absorption_first_letter",
+        _saebench_config(result, settings),
+        {"mean": means},
+        [_saebench_detail(letter) for letter in result.letters if letter.usable],
+        result.not_evaluable and {"not_evaluable": result.not_evaluable},
+    )
 
 
 def _saebench_config(result: AbsorptionResult, settings: AbsorptionConfig) -> dict[str, Any]:

@@ -20,13 +20,12 @@ from sampled_sae.config import (
     Positive,
     ShareBelowOne,
     at_least,
-    plain,
 )
 from sampled_sae.evals.autointerp.chat import ChatConfig
 from sampled_sae.evals.autointerp.windows import Window
 from sampled_sae.evals.bootstrap import NOTHING, Estimate, estimate, totals
 from sampled_sae.evals.core.schema import NormFactor
-from sampled_sae.evals.results import save_explanations
+from sampled_sae.evals.results import saebench_layout, save_explanations
 
 Kind = Literal["detection", "balanced", "fuzzing"]
 
@@ -293,11 +292,6 @@ class AutointerpResult(NamedTuple):
         scored = [latent for latent in self.latents if latent.scores.detection is not None]
         return sorted(scored, key=lambda latent: ([-(score or 0.0) for score in latent.scores], latent.latent))[:n]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON."""
-        found: dict[str, Any] = plain(self)
-        return found
-
     def save_explanations(self, folder: Path) -> Path:
         """Write evals/explanations.json in the SAE's folder; `score` is detection's."""
         entries = {
@@ -349,29 +343,23 @@ def to_saebench(result: AutointerpResult, settings: AutointerpConfig) -> dict[st
         }
         for latent in result.latents
     }
-    return {
-        "eval_type_id": "autointerp",
-        "eval_config": {
-            "n_latents": None if settings.latents else settings.max_latents,
-            "override_latents": list(settings.latents) or None,
-            "dead_latent_threshold": settings.dead_below,
-            "random_seed": settings.seed,
-            "buffer": settings.buffer,
-            "no_overlap": True,
-            "act_threshold_frac": settings.mark_above,
-            "total_tokens": result.tokens,
-            "scoring": True,
-            "n_top_ex_for_generation": settings.shown_top,
-            "n_iw_sampled_ex_for_generation": settings.shown_weighted,
-            "n_top_ex_for_scoring": settings.scored_top,
-            "n_random_ex_for_scoring": settings.scored_random,
-            "n_iw_sampled_ex_for_scoring": settings.scored_weighted,
-        },
-        "eval_id": None,
-        "datetime_epoch_millis": None,
-        "eval_result_metrics": {
-            "autointerp": {"autointerp_score": score.mean.value, "autointerp_std_dev": score.deviation}
-        },
-        "eval_result_details": [],
-        "eval_result_unstructured": {"explainer": result.explainer, "judge": result.judge, "latents": details},
+    config = {
+        "n_latents": None if settings.latents else settings.max_latents,
+        "override_latents": list(settings.latents) or None,
+        "dead_latent_threshold": settings.dead_below,
+        "random_seed": settings.seed,
+        "buffer": settings.buffer,
+        "no_overlap": True,
+        "act_threshold_frac": settings.mark_above,
+        "total_tokens": result.tokens,
+        "scoring": True,
+        "n_top_ex_for_generation": settings.shown_top,
+        "n_iw_sampled_ex_for_generation": settings.shown_weighted,
+        "n_top_ex_for_scoring": settings.scored_top,
+        "n_random_ex_for_scoring": settings.scored_random,
+        "n_iw_sampled_ex_for_scoring": settings.scored_weighted,
     }
+    metrics = {"autointerp": {"autointerp_score": score.mean.value, "autointerp_std_dev": score.deviation}}
+    return saebench_layout(
+        "autointerp", config, metrics, [], {"explainer": result.explainer, "judge": result.judge, "latents": details}
+    )

@@ -163,6 +163,9 @@ class Core(Evaluation):
         seconds = work.speed.load + whole + (2 + work.saes) * rest + work.encode(tokens, times=3)
         return Cost(self.name, seconds, 200_000 * work.saes, 0)
 
+    def to_dict(self, result: CoreResult) -> dict[str, Any]:
+        return result.to_dict()
+
     def to_saebench(self, result: CoreResult, config: CoreConfig) -> dict[str, Any]:
         return to_saebench(result, config)
 

@@ -11,6 +11,7 @@ from sampled_sae.config import Bound, Config, Count, OpenShare, Positive, Positi
 from sampled_sae.evals.bootstrap import Estimate
 from sampled_sae.evals.core.fidelity import Density, Fidelity, Trained
 from sampled_sae.evals.core.loss import Loss
+from sampled_sae.evals.results import saebench_layout
 
 PutIn = Literal["saebench", "measured", "normal", "everywhere"]
 NormFactor = Annotated[float, Bound("must be at least 1 (inf for no high norms)", lambda value: value >= 1)]
@@ -127,55 +128,50 @@ def to_saebench(result: CoreResult, settings: CoreConfig) -> dict[str, Any]:
     def value(estimate: Estimate | None) -> float | None:
         return None if estimate is None else estimate.value
 
-    return {
-        "eval_type_id": "core",
-        "eval_config": {
-            "batch_size_prompts": settings.at_once,
-            "compute_kl": loss is not None,
-            "compute_ce_loss": loss is not None,
-            "exclude_special_tokens_from_reconstruction": bool(settings.left_out),
-            "put_in": settings.put_in or "saebench",
+    config = {
+        "batch_size_prompts": settings.at_once,
+        "compute_kl": loss is not None,
+        "compute_ce_loss": loss is not None,
+        "exclude_special_tokens_from_reconstruction": bool(settings.left_out),
+        "put_in": settings.put_in or "saebench",
+    }
+    metrics = {
+        "model_behavior_preservation": {
+            "kl_div_score": value(loss and loss.kl_recovered),
+            "kl_div_with_ablation": value(loss and loss.kl_zero),
+            "kl_div_with_sae": value(loss and loss.kl_sae),
         },
-        "eval_id": None,
-        "datetime_epoch_millis": None,
-        "eval_result_metrics": {
-            "model_behavior_preservation": {
-                "kl_div_score": value(loss and loss.kl_recovered),
-                "kl_div_with_ablation": value(loss and loss.kl_zero),
-                "kl_div_with_sae": value(loss and loss.kl_sae),
-            },
-            "model_performance_preservation": {
-                "ce_loss_score": value(loss and loss.ce_recovered),
-                "ce_loss_with_ablation": value(loss and loss.ce_zero),
-                "ce_loss_with_sae": value(loss and loss.ce_sae),
-                "ce_loss_without_sae": value(loss and loss.ce_model),
-            },
-            "reconstruction_quality": {
-                "explained_variance": None,
-                "explained_variance_legacy": value(all_.explained_variance_legacy),
-                "mse": None,
-                "cossim": value(all_.cosine),
-            },
-            "shrinkage": {
-                "l2_norm_in": None,
-                "l2_norm_out": None,
-                "l2_ratio": value(all_.relative_norm),
-                "relative_reconstruction_bias": None,
-            },
-            "sparsity": {"l0": value(all_.l0), "l1": None},
-            "token_stats": {
-                "total_tokens_eval_reconstruction": all_.tokens,
-                "total_tokens_eval_sparsity_variance": all_.tokens,
-            },
-            "misc_metrics": {
-                "freq_over_1_percent": value(density.over_1_percent),
-                "freq_over_10_percent": value(density.over_10_percent),
-                "frac_alive": density.alive,
-            },
+        "model_performance_preservation": {
+            "ce_loss_score": value(loss and loss.ce_recovered),
+            "ce_loss_with_ablation": value(loss and loss.ce_zero),
+            "ce_loss_with_sae": value(loss and loss.ce_sae),
+            "ce_loss_without_sae": value(loss and loss.ce_model),
         },
-        "eval_result_details": [],
-        "eval_result_unstructured": {
-            "fvu": value(all_.fvu),
-            "fvu_without_high_norm_tokens": value(result.normal.fvu),
+        "reconstruction_quality": {
+            "explained_variance": None,
+            "explained_variance_legacy": value(all_.explained_variance_legacy),
+            "mse": None,
+            "cossim": value(all_.cosine),
+        },
+        "shrinkage": {
+            "l2_norm_in": None,
+            "l2_norm_out": None,
+            "l2_ratio": value(all_.relative_norm),
+            "relative_reconstruction_bias": None,
+        },
+        "sparsity": {"l0": value(all_.l0), "l1": None},
+        "token_stats": {
+            "total_tokens_eval_reconstruction": all_.tokens,
+            "total_tokens_eval_sparsity_variance": all_.tokens,
+        },
+        "misc_metrics": {
+            "freq_over_1_percent": value(density.over_1_percent),
+            "freq_over_10_percent": value(density.over_10_percent),
+            "frac_alive": density.alive,
         },
     }
+    more = {
+        "fvu": value(all_.fvu),
+        "fvu_without_high_norm_tokens": value(result.normal.fvu),
+    }
+    return saebench_layout("core", config, metrics, [], more)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-from sampled_sae.config import Config, Count, Distinct, NotEmpty, Positive, at_least, plain, require
+from sampled_sae.config import Config, Count, Distinct, NotEmpty, Positive, at_least, require
+from sampled_sae.evals.bootstrap import Spread, spread
+from sampled_sae.evals.results import saebench_layout
 
 DenseProbe = Literal["exact", "saebench"]
 Pair = Annotated[int, at_least(2)]
@@ -80,14 +82,6 @@ class Scores(NamedTuple):
     """Chance that a text of its class gets a higher value than one of the others; a tie counts half."""
 
 
-class Spread(NamedTuple):
-    """One measure over seeds."""
-
-    mean: float
-    std: float | None
-    """Standard deviation over seeds (n - 1); none for a single seed."""
-
-
 class Summary(NamedTuple):
     """Means over classes, or over datasets of means over classes."""
 
@@ -156,11 +150,6 @@ class ProbingResult(NamedTuple):
     settings: ProbingConfig
     """How it was measured."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON."""
-        found: dict[str, Any] = plain(self)
-        return found
-
 
 def combine(probes: Sequence[Probes], merge: Callable[[list[Any]], Any]) -> Probes:
     """Several results of the same kinds of probes -> one, each kind merged on its own."""
@@ -196,13 +185,7 @@ def _mean(scores: list[Scores]) -> Scores:
 
 
 def _spread(scores: list[Scores]) -> Summary:
-    several = len(scores) > 1
-    return Summary(
-        *(
-            Spread(statistics.fmean(values), statistics.stdev(values) if several else None)
-            for values in zip(*scores, strict=True)
-        )
-    )
+    return Summary(*(spread(values) for values in zip(*scores, strict=True)))
 
 
 # ---- SAEBench's layout -------------------------------------------------------------------------------
@@ -214,30 +197,26 @@ SAEBENCH_K = (1, 2, 5, 10, 20, 50, 100)
 def to_saebench(result: ProbingResult, settings: ProbingConfig) -> dict[str, Any]:
     """The result as SAEBench's own tools read it. Means over seeds; numbers of latents that it does not know are left
     out."""
-    return {
-        "eval_type_id": "sparse_probing",
-        "eval_config": {
-            "random_seed": settings.seeds[0],
-            "dataset_names": [dataset.name for dataset in result.datasets],
-            "probe_train_set_size": settings.train_texts,
-            "probe_test_set_size": settings.test_texts,
-            "context_length": settings.tokens,
-            "sae_batch_size": max(1, settings.tokens_at_once // settings.tokens),
-            "llm_batch_size": settings.contexts_at_once,
-            "llm_dtype": result.dtype,
-            "model_name": result.model,
-            "k_values": [k for k in settings.k if k in SAEBENCH_K],
-            "lower_vram_usage": not settings.all_latents,
-        },
-        "eval_id": None,
-        "datetime_epoch_millis": None,
-        "eval_result_metrics": _by_category(_accuracies(result.summary, lambda s: s.accuracy.mean)),
-        "eval_result_details": [
-            {"dataset_name": f"{dataset.name}_results", **_accuracies(dataset.summary, lambda s: s.accuracy.mean)}
-            for dataset in result.datasets
-        ],
-        "eval_result_unstructured": {f"{dataset.name}_results": _by_label(dataset) for dataset in result.datasets},
+    config = {
+        "random_seed": settings.seeds[0],
+        "dataset_names": [dataset.name for dataset in result.datasets],
+        "probe_train_set_size": settings.train_texts,
+        "probe_test_set_size": settings.test_texts,
+        "context_length": settings.tokens,
+        "sae_batch_size": max(1, settings.tokens_at_once // settings.tokens),
+        "llm_batch_size": settings.contexts_at_once,
+        "llm_dtype": result.dtype,
+        "model_name": result.model,
+        "k_values": [k for k in settings.k if k in SAEBENCH_K],
+        "lower_vram_usage": not settings.all_latents,
     }
+    details = [
+        {"dataset_name": f"{dataset.name}_results", **_accuracies(dataset.summary, lambda s: s.accuracy.mean)}
+        for dataset in result.datasets
+    ]
+    metrics = _by_category(_accuracies(result.summary, lambda s: s.accuracy.mean))
+    by_label = {f"{dataset.name}_results": _by_label(dataset) for dataset in result.datasets}
+    return saebench_layout("sparse_probing", config, metrics, details, by_label)
 
 
 def _accuracies(probes: Probes, accuracy: Callable[[Any], float]) -> dict[str, float | None]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sampled_sae.config import plain as as_plain
 from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many
 from sampled_sae.evals.absorption.probes import survey_layers
 from sampled_sae.evals.absorption.schema import to_saebench
@@ -83,7 +84,7 @@ def test_layers_are_surveyed_in_one_pass():
     assert [item.usable for item in found] == [26, 26]
     assert found[1].f1 == {item.letter: item.f1 for item in results()[0].letters}
     assert told[-1] == (found[0].words, found[0].words)
-    json.dumps([item.to_dict() for item in found], allow_nan=False)
+    json.dumps([as_plain(item) for item in found], allow_nan=False)
 
 
 # ---- what cannot be measured -------------------------------------------------------------------------
@@ -117,7 +118,7 @@ def test_a_model_that_does_not_spell_is_not_evaluable():
     written = to_saebench(found)
     assert written["eval_result_metrics"]["mean"]["mean_absorption_fraction_score"] is None
     assert written["eval_result_unstructured"] == {"not_evaluable": found.not_evaluable}
-    json.dumps([found.to_dict(), written], allow_nan=False)
+    json.dumps([as_plain(found), written], allow_nan=False)
 
 
 def test_an_sae_that_never_fires_is_not_evaluable():
@@ -186,7 +187,7 @@ def test_progress_goes_up_to_the_end():
 
 def test_result_is_json_and_saebenchs_layout():
     found = results()[0]
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    plain = json.loads(json.dumps(as_plain(found), allow_nan=False))
     assert plain["letters"][ABSORBED]["absorbers"][0] == {
         "latent": 0,
         "words": found.letters[ABSORBED].full_words,

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sampled_sae.config import plain as as_plain
 from sampled_sae.evals.autointerp.chat import ChatConfig
 from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp, evaluate_autointerp_many
 from sampled_sae.evals.autointerp.schema import AutointerpConfig, AutointerpResult, estimate_calls, to_saebench
@@ -124,7 +125,7 @@ def test_explanations_that_are_given_are_judged_as_they_are(found):
 
 
 def as_json(result: AutointerpResult) -> dict:
-    return json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    return json.loads(json.dumps(as_plain(result), allow_nan=False))
 
 
 def test_plain_json_and_the_best(found):

@@ -7,6 +7,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
+from sampled_sae.config import plain
 from sampled_sae.evals.probing.data import load
 from sampled_sae.evals.probing.draw import draw
 from sampled_sae.evals.probing.evaluate import evaluate_probing, evaluate_probing_many
@@ -50,7 +51,7 @@ def config(file, **given):
 
 
 def as_json(result):
-    return json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    return json.loads(json.dumps(plain(result), allow_nan=False))
 
 
 def numbers(result):
