@@ -55,7 +55,7 @@ def test_train_a_sweep_and_load_it(acts, tmp_path):
     assert "memory: about" in done.stderr
     assert "steps/s" in done.stderr
     again = run("train", acts, "--out", tmp_path / "run", *SMALL)
-    refused(again, "holds a run already; resume (--resume, in Python resume=True) to go on with it")
+    refused(again, "holds a run already; resume (--resume, in Python resume=True) to continue it")
 
 
 def test_other_files_of_activations(activations, tmp_path):
