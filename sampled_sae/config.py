@@ -277,7 +277,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     elif dataclasses.is_dataclass(value):
-        value = to_dict(value)
+        value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, Path):
@@ -421,37 +421,3 @@ def _result(content: Any) -> Any:
 def _cache(content: Any) -> Any:
     """cache.json: what the activations are."""
     return within(content, "description", lambda source: renamed(source, max_norm="high_norm_limit"))
-
-
-# ---- until every class of settings is a Config ------------------------------------------------------
-
-KINDS: dict[str, Any] = {}
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """`Config.to_dict` for dataclasses that are no Config yet."""
-    if isinstance(config, Config):
-        return config.to_dict()
-    plain: dict[str, Any] = {}
-    kind = type(config).__name__.lower()
-    if kind in KINDS:
-        plain["kind"] = kind
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if isinstance(value, float) and not math.isfinite(value):
-            value = str(value)
-        plain[item.name] = to_dict(value) if dataclasses.is_dataclass(value) else value
-    return plain
-
-
-def whole_numbers(config: Any, *names: str) -> None:
-    """Turn the named fields into plain ints, or refuse them."""
-    for name in names:
-        if (value := getattr(config, name)) is not None:
-            object.__setattr__(config, name, _converted(value, int, name, from_json=False))
-
-
-def numbers(config: Any, *names: str) -> None:
-    """Turn the named fields into plain floats, or refuse them."""
-    for name in names:
-        object.__setattr__(config, name, _converted(getattr(config, name), float, name, from_json=False))

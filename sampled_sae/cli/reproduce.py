@@ -16,7 +16,6 @@ from sampled_sae.cli.cache import Source
 from sampled_sae.cli.compare import Compare
 from sampled_sae.cli.eval import Eval
 from sampled_sae.cli.train import Train
-from sampled_sae.config import to_dict
 from sampled_sae.evals.autointerp.chat import ChatConfig
 from sampled_sae.evals.probing.data import write_labelled
 from sampled_sae.experiments.reproduce import check_packages, estimate, print_plan
@@ -117,7 +116,7 @@ class Reproduce:
         check_packages(scale, names)
         check_disk(self.out, peak(costs))
         guessed = record.content.get("estimate", {}) | {cost.stage: cost._asdict() for cost in costs}
-        about = {"settings": to_dict(scale), "device": str(place), "estimate": guessed}
+        about = {"settings": scale.to_dict(), "device": str(place), "estimate": guessed}
         try:
             run_stages(asked, self.out, self.scale, about, say)
         finally:
@@ -154,13 +153,13 @@ def stages(scale: Scale, out: Path, device: str | None = None) -> list[Stage]:
 def _synthetic(scale: Scale, out: Path, device: str | None) -> Stage:
     from sampled_sae.cli.synthetic import Synthetic
 
-    given = {name: value for name, value in to_dict(scale.synthetic).items() if value is not None}
+    given = {name: value for name, value in scale.synthetic.to_dict().items() if value is not None}
     for name in ("seeds", "scores", "multipliers"):
         if name in given:
             given[name] = tuple(given[name])
     command = Synthetic(out / "synthetic", **given, resume=True, device=device)
     leaves = (out / "synthetic" / "results.json", out / "synthetic" / "index.html")
-    return Stage("synthetic", to_dict(scale.synthetic), command.run, leaves, keeps=True, commands=(typed(command),))
+    return Stage("synthetic", scale.synthetic.to_dict(), command.run, leaves, keeps=True, commands=(typed(command),))
 
 
 TRAINED = (
@@ -200,10 +199,10 @@ def _train(scale: Scale, out: Path, device: str | None) -> Stage:
     def run() -> None:
         make_folder(folder)
         for name, configs, command in zip(names, runs, commands, strict=True):
-            write_json(folder / f"{name}.json", [to_dict(config) for config in configs])
+            write_json(folder / f"{name}.json", [config.to_dict() for config in configs])
             command.run()
 
-    settings = {name: value for name, value in to_dict(scale).items() if name in TRAINED}
+    settings = {name: value for name, value in scale.to_dict().items() if name in TRAINED}
     leaves = tuple(folder / name / "run.json" for name in names)
     return Stage("train", settings, run, leaves, keeps=True, commands=tuple(typed(command) for command in commands))
 
@@ -227,9 +226,9 @@ def _eval(name: str, scale: Scale, out: Path, device: str | None) -> Stage:
 
     own: dict[str, Any] = {
         "core": {"text": scale.text, "contexts": scale.contexts},
-        "probing": to_dict(scale.probing),
-        "absorption": to_dict(scale.absorption),
-        "autointerp": {"text": scale.text, "interp_tokens": scale.interp_tokens, **to_dict(scale.autointerp)},
+        "probing": scale.probing.to_dict(),
+        "absorption": scale.absorption.to_dict(),
+        "autointerp": {"text": scale.text, "interp_tokens": scale.interp_tokens, **scale.autointerp.to_dict()},
     }[name]
     leaves = (out / "evals" / "table.csv",)
     return Stage(name, own, run, leaves, needs=("train",), commands=(typed(command),))
@@ -247,7 +246,7 @@ def _on_disk(scale: Scale, out: Path) -> Any:
 
 def _compare(scale: Scale, out: Path, device: str | None) -> Stage:
     command = Compare((out / "train",), out / "compare", scale.similarity, scale.autointerp.embedder, device)
-    settings = {"embedder": scale.autointerp.embedder, **to_dict(scale.similarity)}
+    settings = {"embedder": scale.autointerp.embedder, **scale.similarity.to_dict()}
     # Core knows which latents live, autointerp what they stand for.
     reads, commands = ("core", "autointerp"), (typed(command),)
     leaves = (out / "compare" / "compare.json",)

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from sampled_sae.config import require
+from sampled_sae.config import Bound, Config, Positive, PositiveNumber, PositiveShare, at_least, require
 from sampled_sae.data.frames import coherence, low_coherence
 from sampled_sae.data.stream import Endless
 
@@ -30,44 +30,29 @@ _STREAMS = {"train": 0, "heldout": 1, "fixed": 2, "buckets": 3}
 
 
 @dataclass(frozen=True, slots=True)
-class SyntheticConfig:
+class SyntheticConfig(Config):
     """What the synthetic data looks like; the defaults follow the paper."""
 
-    d: int = 256
+    d: Annotated[int, at_least(2)] = 256
     """Width of a sample."""
-    features: int = 1024
+    features: Positive = 1024
     """Number of true features; more than `d` of them means superposition."""
-    p_low: float = 0.02
+    p_low: PositiveShare = 0.02
     """Probability that a rare (LF) feature is active in a sample."""
-    p_high: float = 0.107
+    p_high: PositiveShare = 0.107
     """Probability that a frequent (HF) feature is active in a sample."""
-    sigma_low: float = 0.2
+    sigma_low: PositiveNumber = 0.2
     """Scale of the coefficients of a low-amplitude (LA) feature."""
-    sigma_high: float = 1.0
+    sigma_high: PositiveNumber = 1.0
     """Scale of the coefficients of a high-amplitude (HA) feature."""
     buckets: Literal["equal", "random"] = "equal"
     """How features fall into the four buckets: in equal shares, or each by its own throw of a die."""
     coefficients: Literal["signed", "non_negative"] = "signed"
     """Coefficients drawn from N(0, sigma^2), or their absolute values."""
-    noise_db: float = 20.0
+    noise_db: Annotated[float, Bound("must be at least -100 decibels, or inf", lambda db: db >= -100)] = 20.0
     """Signal power over noise power in decibels; `inf` means no noise."""
-    seed: int = 0
+    seed: Annotated[int, Bound("must be an integer from 0 to 2^63 - 1", lambda seed: seed >= 0)] = 0
     """Decides the dictionary, the buckets and every sample."""
-
-    def __post_init__(self) -> None:
-        require(self.d >= 2, "d", self.d, "must be an integer of at least 2")
-        require(self.features >= 1, "features", self.features, "must be an integer of at least 1")
-        for name in ("p_low", "p_high"):
-            value = getattr(self, name)
-            require(0 < value <= 1, name, value, "must be above 0 and at most 1")
-        for name in ("sigma_low", "sigma_high"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, name, value, "must be a finite number above 0")
-        require(self.buckets in ("equal", "random"), "buckets", self.buckets, "must be 'equal' or 'random'")
-        signs = ("signed", "non_negative")
-        require(self.coefficients in signs, "coefficients", self.coefficients, f"must be one of {signs}")
-        require(self.noise_db >= -100, "noise_db", self.noise_db, "must be at least -100 decibels, or inf")
-        require(0 <= self.seed < 2**63, "seed", self.seed, "must be an integer from 0 to 2^63 - 1")
 
     @property
     def bucket_p(self) -> tuple[float, float, float, float]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sampled_sae.config import plain, to_dict
+from sampled_sae.config import plain
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.text import TextSource
 from sampled_sae.evals import Contexts, Evaluation, chosen, registry
@@ -156,7 +156,7 @@ class Session:
             about["files"] = stamps(files)
         if evaluation.definition > 1:
             about["definition"] = evaluation.definition
-        return about | decisive(to_dict(request.config))
+        return about | decisive(request.config.to_dict())
 
     def _reuse(self, sae: Subject, request: Request) -> bool:
         """Take over the result in the SAE's folder, if it was measured in the same way."""
@@ -165,7 +165,7 @@ class Session:
         if content is None or sae.folder is None:
             return False
         # Settings that were added later had their defaults.
-        before = decisive(to_dict(request.evaluation.config())) | content["asked"]
+        before = decisive(request.evaluation.config().to_dict()) | content["asked"]
         if before != plain(self.asked(request, sae)) or content.get("weights") != fingerprint(sae.folder):
             return False
         self._results[id(sae), name] = content["result"]
@@ -286,7 +286,7 @@ class Session:
         evaluation.save_extras(result, sae.folder)
         content = {
             "result": found,
-            "sae": None if sae.cfg.training is None else to_dict(sae.cfg.training),
+            "sae": None if sae.cfg.training is None else sae.cfg.training.to_dict(),
             "layer": layer,
             "model": self.model.name,
             "seconds": seconds,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
-from sampled_sae.config import require
+from sampled_sae.config import Config, NotEmpty, Positive, Seed, require
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.evals.autointerp.schema import AutointerpConfig
 from sampled_sae.evals.core.schema import CoreConfig
@@ -26,7 +26,7 @@ PYTHIA_160M = Shape(width=768, blocks=12, block_weights=7_077_888, vocabulary=50
 
 
 @dataclass(frozen=True, slots=True)
-class SyntheticPart:
+class SyntheticPart(Config):
     """The synthetic experiment: a preset of `sampled-sae synthetic`, and what stands instead of its values."""
 
     preset: str = "demo"
@@ -37,7 +37,7 @@ class SyntheticPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(Config):
     """Everything that decides what a reproduction of the paper comes to."""
 
     synthetic: SyntheticPart
@@ -64,11 +64,11 @@ class Scale:
     """Pool multipliers l, each with each score."""
     others: tuple[str, ...] = ()
     """Further members of the family beside BatchTopK, by their names in `sampled-sae train --methods`."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Annotated[tuple[Seed, ...], NotEmpty] = (0, 1, 2)
     """The first is the sweep's. BatchTopK and each score at `seed_multiplier` are trained with all of them."""
     seed_multiplier: float = 5.0
     """Multiplier l of the SAEs that are compared across seeds."""
-    saes_a_run: int = 100
+    saes_a_run: Positive = 100
     """SAEs that are trained together at most; fewer take less room for checkpoints, and one more reading each."""
     lr: float = 3e-4
     """Peak learning rate."""
@@ -99,12 +99,9 @@ class Scale:
     figures: bool = True
     """Whether the report writes its figures as files too."""
 
-    def __post_init__(self) -> None:
-        require(len(self.seeds) > 0, "seeds", self.seeds, "must name at least one")
-        known = self.multipliers
+    def check(self) -> None:
         right = "must be one of the multipliers"
-        require(self.seed_multiplier in known, "seed_multiplier", self.seed_multiplier, right)
-        require(self.saes_a_run >= 1, "saes_a_run", self.saes_a_run, "must be at least 1")
+        require(self.seed_multiplier in self.multipliers, "seed_multiplier", self.seed_multiplier, right)
 
     def saes(self) -> list[SAEConfig]:
         """The sweep with the first seed, then the other seeds of what is compared across seeds."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sampled_sae.config import first_difference, to_dict
+from sampled_sae.config import first_difference
 from sampled_sae.data.synthetic import BUCKETS, PRESETS, SyntheticConfig, SyntheticData
 from sampled_sae.evals.similarity.matching import activation_fidelity, bucket_recovery, match
 from sampled_sae.method import presets
@@ -213,7 +213,7 @@ def run(
     bar.close()
     results = {
         "preset": preset,
-        "data": {"config": to_dict(experiment.data), **data.statistics()},
+        "data": {"config": experiment.data.to_dict(), **data.statistics()},
         "train": {
             "steps": experiment.steps,
             "batch_size": experiment.batch_size,
@@ -239,7 +239,7 @@ def describe(cell: Cell, sae: SAE) -> dict[str, Any]:
         "group": cell.group,
         "l": cell.l,
         "seed": sae.cfg.training.seed,
-        "config": to_dict(sae.cfg.training),
+        "config": sae.cfg.training.to_dict(),
     }
 
 
