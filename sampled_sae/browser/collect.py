@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from sampled_sae.browser.decoder import Neighbours, OutputTokens, neighbours, output_tokens
+from sampled_sae.browser.decoder import Neighbors, OutputTokens, neighbors, output_tokens
 from sampled_sae.browser.windows import TopTokens, Windows, histogram, pick_windows, top_tokens
 from sampled_sae.config import Bound, Config, Count, Positive, Seed
 from sampled_sae.data.contexts import find_end_of_text
@@ -56,7 +56,7 @@ Progress = Callable[[str, int, int], None]
 class Other:
     """A second SAE, with which the first one's latents are compared."""
 
-    near: Neighbours
+    near: Neighbors
     """Its nearest latents for each latent of the first."""
     tokens: TopTokens | None
     """What its latents fire on in the same text; none where it is not an SAE of the same layer."""
@@ -80,7 +80,7 @@ class Browsed:
     histogram: Tensor
     """[m, bins] int64."""
     tokens: TopTokens
-    near: Neighbours
+    near: Neighbors
     output: OutputTokens | None
     """None where the final norm or the unembedding of the model is unknown."""
     other: Other | None
@@ -119,7 +119,7 @@ def collect(
         raise UserError(f"no latent of this SAE fires on the {read:,} tokens read: there is nothing to browse")
     notes: list[str] = []
     output = _output(sae, model, settings, progress, notes)
-    near = neighbours(sae.W_dec, None, settings.near, _steps(progress, "nearest: latents", sae.d_sae))
+    near = neighbors(sae.W_dec, None, settings.near, _steps(progress, "nearest: latents", sae.d_sae))
     return Browsed(
         contexts,
         read,
@@ -155,7 +155,7 @@ def _output(
 def _other(
     sae: SAE, other: SAE, found: list[Firings], contexts: Tensor, settings: BrowseConfig, progress: Progress
 ) -> Other:
-    near = neighbours(
+    near = neighbors(
         sae.W_dec,
         other.W_dec.to(sae.device),
         settings.near,

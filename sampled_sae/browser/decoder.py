@@ -36,7 +36,7 @@ class Unembedding(NamedTuple):
 
     gain: Tensor
     """[d]: the final norm's weight."""
-    centred: bool
+    centered: bool
     """Whether the norm takes the mean away, as LayerNorm does."""
     weight: Tensor
     """[vocabulary, d]."""
@@ -44,7 +44,7 @@ class Unembedding(NamedTuple):
     def project(self, rows: Tensor) -> Tensor:
         """rows [n, d] -> effects on logits [n, vocabulary], less their mean."""
         rows = rows.to(self.weight)
-        if self.centred:
+        if self.centered:
             rows = rows - rows.mean(1, keepdim=True)
         logits = (rows * self.gain) @ self.weight.T
         return logits.sub_(logits.mean(1, keepdim=True))
@@ -76,8 +76,8 @@ def unembedding(model: LanguageModel) -> Unembedding:
         raise UserError(f"{model.name} has no unembedding of width {model.width}")
     # Some models have more rows than tokens, for the sake of round numbers.
     known = min(len(weight), len(model.tokenizer))
-    gain, centred = measure_norm(final_norm(model), model)
-    return Unembedding(gain, centred, weight[:known].float())
+    gain, centered = measure_norm(final_norm(model), model)
+    return Unembedding(gain, centered, weight[:known].float())
 
 
 def final_norm(model: LanguageModel) -> nn.Module:
@@ -88,19 +88,19 @@ def final_norm(model: LanguageModel) -> nn.Module:
     after = [parent.get_submodule(child) for child in names[names.index(name) + 1 :]]
     norms = [module for module in after if [tuple(w.shape) for w in module.parameters()][:1] == [(model.width,)]]
     if len(norms) != 1:
-        raise UserError(f"cannot tell the final norm of {model.name}")
+        raise UserError(f"cannot identify the final norm of {model.name}")
     return norms[0]
 
 
 def measure_norm(norm: nn.Module, model: LanguageModel) -> tuple[Tensor, bool]:
     """What the norm multiplies each entry by [d], besides the length, and whether it takes the mean away.
 
-    The norm itself is asked, because families differ in what they do with their weight: Gemma adds 1 to it.
+    The norm is measured, because families use their weight differently: Gemma adds 1 to it.
     """
     probe = _balanced(model.width).to(model.device)
     length = probe.square().mean().sqrt()
 
-    # A copy in full precision: in bfloat16 the answers would be right to two digits only.
+    # A copy in full precision: in bfloat16 the outputs would be right to two digits only.
     exact = copy.deepcopy(norm).float()
 
     def answer(x: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ ROWS_AT_ONCE = 2**24
 """Cosines held at one time."""
 
 
-class Neighbours(NamedTuple):
+class Neighbors(NamedTuple):
     """The nearest latents of each latent, nearest first."""
 
     latent: Tensor
@@ -141,9 +141,9 @@ class Neighbours(NamedTuple):
 
 
 @torch.no_grad()
-def neighbours(
+def neighbors(
     decoder: Tensor, other: Tensor | None, count: int, tick: Callable[[int], None] | None = None
-) -> Neighbours:
+) -> Neighbors:
     """Decoder rows [m, d] -> the `count` nearest rows of another decoder [n, d], or of the same one but itself."""
     own = directions(decoder)
     its = own if other is None else directions(other, "other")
@@ -162,4 +162,4 @@ def neighbours(
         cosine[rows, : names.shape[1]] = torch.where(there, found.values.cpu().clamp(max=1), torch.nan)
         if tick is not None:
             tick(height)
-    return Neighbours(latent, cosine)
+    return Neighbors(latent, cosine)

@@ -1,4 +1,4 @@
-"""Numbers in files that a page reads from disk: typed arrays as base64, inside a script that hands them over."""
+"""Data files of the page: typed arrays as base64 and tokens as text, in scripts that the page loads from disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def column(values: Tensor) -> dict[str, str]:
 
 def _narrowest(array: np.ndarray) -> str:
     if array.size and int(array.min()) < -1:
-        raise ValueError("whole numbers below -1 have no place in a column")
+        raise ValueError("integers below -1 cannot be stored in a column")
     largest = int(array.max()) if array.size else 0
     # The largest number of the unsigned types is kept for none.
     return next(kind for kind, end in (("u1", 2**8 - 1), ("u2", 2**16 - 1), ("i4", 2**31)) if largest < end)
@@ -128,7 +128,7 @@ class Page:
     browsed: Browsed
     density: Density
     about: dict[str, Any]
-    """What the page says of itself: title, facts, notes, the other SAE's name."""
+    """About the page: title, facts, notes, the other SAE's name."""
     meanings: dict[int, Explanation] = field(default_factory=dict)
     other_meanings: dict[int, Explanation] = field(default_factory=dict)
     unique: dict[int, UniqueLatent] = field(default_factory=dict)
@@ -246,20 +246,20 @@ def chunk(page: Page, number: int, used: Tensor) -> dict[str, Any]:
 
 
 def _windows(browsed: Browsed, rows: slice) -> dict[str, Tensor]:
-    """The contexts of some latents: `windows` [latents + 1] says where each latent's begin, `firings` [windows + 1]
-    where each one's firings do."""
+    """The contexts of some latents: `windows` [latents + 1] are the first ones of each latent, `firings` [windows +
+    1] the first firings of each context."""
     windows, firings = browsed.windows, browsed.firings
     begin = torch.searchsorted(windows.latent, torch.arange(rows.start, rows.stop + 1))
     part = slice(int(begin[0]), int(begin[-1]))
     first, size = windows.first[part], windows.last[part] - windows.first[part]
     ends = torch.cat((torch.zeros(1, dtype=torch.int64), size.cumsum(0)))
     inside = torch.repeat_interleave(first - ends[:-1], size) + torch.arange(int(ends[-1]))
-    place = firings.position[windows.centre[part]].long()
+    place = firings.position[windows.center[part]].long()
     return {
         "windows": begin - begin[0],
         "band": windows.band[part],
         "context": place // firings.shape[1],
-        "centre": place % firings.shape[1],
+        "center": place % firings.shape[1],
         "firings": ends,
         "position": firings.position[inside].long() % firings.shape[1],
         "value": firings.value[inside],

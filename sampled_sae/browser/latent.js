@@ -30,7 +30,7 @@ async function latentView(latent) {
 function windowOf(columns, w) {
   const begin = columns.firings[w], end = columns.firings[w + 1], values = new Map();
   for (let i = begin; i < end; i++) values.set(columns.position[i], columns.value[i]);
-  return {band: columns.band[w], context: columns.context[w], centre: columns.centre[w], values};
+  return {band: columns.band[w], context: columns.context[w], center: columns.center[w], values};
 }
 
 function headOf(latent) {
@@ -108,7 +108,7 @@ function drawnContexts(windows, maximum) {
 const contextList = (windows, maximum) => make("ol", {class: "contexts"}, ...windows.map(window => contextLine(window, maximum)));
 
 function contextLine(window, maximum) {
-  const text = make("span", {class: "context", dir: "ltr"}), value = short(window.values.get(window.centre));
+  const text = make("span", {class: "context", dir: "ltr"}), value = short(window.values.get(window.center));
   const button = make("button", {type: "button", "aria-expanded": "false", title: "Show the whole context"}, value);
   const line = make("li", {}, button, text);
   const fill = all => text.replaceChildren(...shaded(window, maximum, all));
@@ -122,26 +122,26 @@ function contextLine(window, maximum) {
   return line;
 }
 
-function shaded({words, values, centre}, maximum, all) {
-  const from = all ? 0 : centre - BEFORE, to = all ? words.length : centre + AFTER + 1, nodes = [];
+function shaded({words, values, center}, maximum, all) {
+  const from = all ? 0 : center - BEFORE, to = all ? words.length : center + AFTER + 1, nodes = [];
   for (const piece of pieces(words)) {
     if (piece.to <= from || piece.from >= to) continue;
     let value = 0;
     for (let i = piece.from; i < piece.to; i++) value = Math.max(value, values.get(i) ?? 0);
-    const marked = centre >= piece.from && centre < piece.to;
+    const marked = center >= piece.from && center < piece.to;
     if (!value) nodes.push(make("span", {}, piece.text));
     else nodes.push(make(marked ? "mark" : "span", {class: "hot", "--heat-part": (value / maximum).toFixed(3), title: `“${piece.text}”: ${short(value)}`}, piece.text));
   }
   return [from > 0 ? "…" : "", ...nodes, to < words.length ? "…" : ""];
 }
 
-// ---- neighbours ----
+// ---- neighbors ----
 
 function nearestHere(columns, row) {
   const width = columns.near.length / (columns.windows.length - 1), near = part(columns.near, row, width), cosine = part(columns.nearCosine, row, width);
-  const items = [...near].map((latent, i) => latent < 0 ? null : neighbour(cosine[i], link(latent), book.columns.fired[latent] ? topTokens(latent) : null, explanation(latent)));
+  const items = [...near].map((latent, i) => latent < 0 ? null : neighbor(cosine[i], link(latent), book.columns.fired[latent] ? topTokens(latent) : null, explanation(latent)));
   const note = items.some(item => item) ? "By the cosine of decoder rows." : "Its decoder row is zero, so it has no direction.";
-  return section("Nearest latents in this SAE", note, make("ol", {class: "neighbours"}, ...items));
+  return section("Nearest latents in this SAE", note, make("ol", {class: "neighbors"}, ...items));
 }
 
 function nearestThere(columns, row, otherText) {
@@ -149,13 +149,13 @@ function nearestThere(columns, row, otherText) {
   const items = [...part(columns.other, row, width)].map((latent, i) => {
     if (latent < 0) return null;
     const at = row * width + i, words = known ? [...part(known, at, kept)].filter(word => word >= 0) : [];
-    return neighbour(columns.otherCosine[at], make("span", {class: "number"}, `#${latent}`), known && !columns.otherFired[at] ? null : words, otherText?.[latent]);
+    return neighbor(columns.otherCosine[at], make("span", {class: "number"}, `#${latent}`), known && !columns.otherFired[at] ? null : words, otherText?.[latent]);
   });
-  return section(`Nearest latents in ${book.about.other}`, null, make("ol", {class: "neighbours"}, ...items));
+  return section(`Nearest latents in ${book.about.other}`, null, make("ol", {class: "neighbors"}, ...items));
 }
 
 // `words`: what it fires on; null for a latent that does not fire in this text.
-function neighbour(cosine, name, words, said) {
+function neighbor(cosine, name, words, said) {
   const shown = words === null ? [make("i", {}, "dead here")] : words.slice(0, 4).flatMap(word => [chip(word), " "]);
   return make("li", {}, make("b", {}, fixed(cosine)), name, make("span", {class: "about"}, make("span", {}, ...shown), said ? make("span", {class: "text"}, said) : null));
 }

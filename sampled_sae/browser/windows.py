@@ -1,4 +1,4 @@
-"""Choices within groups of numbers, for all groups at once."""
+"""Contexts to show, histograms and top tokens of each latent, for all latents at once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Windows(NamedTuple):
     """[w] int64."""
     band: Tensor
     """[w] int64: from 0, the lowest part of the range; TOP for the top ones."""
-    centre: Tensor
+    center: Tensor
     """[w] int64: which firing it is shown for."""
     first: Tensor
     """[w] int64: the latent's first firing in that context."""
@@ -94,11 +94,11 @@ def pick_windows(firings: Firings, top: int, bands: int, each: int, seed: int = 
     group = latent[drawn] * bands + (bands - 1 - band)
     others = others[largest_of_groups(group[others], lot[drawn][others], each)]
     run = torch.cat((best, others))
-    centre = torch.cat((peak[best], drawn[others]))
+    center = torch.cat((peak[best], drawn[others]))
     kind = torch.cat((torch.full((len(best),), TOP), band[others]))
-    order = latent[centre].sort(stable=True).indices
-    run, centre = run[order], centre[order]
-    return Windows(latent[centre], kind[order], centre, first[run], last[run])
+    order = latent[center].sort(stable=True).indices
+    run, center = run[order], center[order]
+    return Windows(latent[center], kind[order], center, first[run], last[run])
 
 
 def band_of(value: Tensor, maximum: Tensor, bands: int) -> Tensor:

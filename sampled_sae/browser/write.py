@@ -43,7 +43,7 @@ def write_browser(page: Page, tokenizer: Any, out: Path, progress: Progress | No
     older one's data removed; nothing else in `out` is touched.
     """
     make_folder(out)
-    tell = progress or (lambda what, done, total: None)
+    report = progress or (lambda what, done, total: None)
     files = data_files(page, tokenizer)
     name, text = next(files)
     folder = f"data-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -51,8 +51,8 @@ def write_browser(page: Page, tokenizer: Any, out: Path, progress: Progress | No
         (temporary / f"{name}.js").write_text(text, encoding="ascii")
         for done, (name, text) in enumerate(files):
             (temporary / f"{name}.js").write_text(text, encoding="ascii")
-            tell("writing: files", min(done, page.chunks), page.chunks)
-    tell("writing: files", page.chunks, page.chunks)
+            report("writing: files", min(done, page.chunks), page.chunks)
+    report("writing: files", page.chunks, page.chunks)
     write_text(out / "index.html", html_page(page.about["title"], page.about["summary"], folder))
     for old in out.iterdir():
         if old.name != folder and FOLDER.fullmatch(old.name) and old.is_dir() and not old.is_symlink():
@@ -112,7 +112,7 @@ def _folder(sae: SAE) -> Path:
 
 
 def _same_place(sae: SAE, other: SAE, layer: int) -> bool:
-    """Whether the other SAE reads the same activations, as far as it says."""
+    """Whether the other SAE reads the same activations, as far as its metadata shows."""
     of, here = other.cfg.metadata.get("layer"), other.cfg.metadata.get("model_name")
     return of in (None, layer) and here in (None, sae.cfg.metadata.get("model_name"))
 

@@ -1,4 +1,4 @@
-"""What trainings and evaluations have left in some folders; what is missing or damaged is named, not guessed."""
+"""Runs, SAEs, results and comparisons in some folders; what is missing or damaged is noted."""
 
 from __future__ import annotations
 
@@ -95,54 +95,54 @@ def collect(folders: Sequence[Path]) -> Found:
         inside = list(_interesting(folder.resolve()))
         if not inside:
             raise UserError(f"{str(folder)!r}: holds no run, no SAE and no comparison; train one there first")
-        for place in inside:
-            if place not in seen:
-                seen.add(place)
-                _read_folder(place, found)
+        for one in inside:
+            if one not in seen:
+                seen.add(one)
+                _read_folder(one, found)
     return found
 
 
-def _interesting(folder: Path) -> Iterator[Path]:
+def _interesting(top: Path) -> Iterator[Path]:
     """The folders of runs, SAEs and comparisons in this one, or itself, in order."""
-    for where, below, files in os.walk(folder):
+    for where, below, files in os.walk(top):
         below[:] = sorted(name for name in below if not name.startswith(".") and name not in ("checkpoints", "evals"))
-        place = Path(where)
-        if SYNTHETIC in files and _synthetic(place, []):
+        folder = Path(where)
+        if SYNTHETIC in files and _synthetic(folder, []):
             below[:] = []
-            yield place
-        elif {"run.json", "compare.json", OWN} & set(files) or _is_sae(place):
-            yield place
+            yield folder
+        elif {"run.json", "compare.json", OWN} & set(files) or _is_sae(folder):
+            yield folder
 
 
-def _synthetic(place: Path, notes: list[str]) -> dict[str, Any] | None:
+def _synthetic(folder: Path, notes: list[str]) -> dict[str, Any] | None:
     """The results of a synthetic experiment in this folder; none where there are none."""
-    results = _read(place / SYNTHETIC, "synthetic", notes)
+    results = _read(folder / SYNTHETIC, "synthetic", notes)
     saes = results.get("saes")
     named = isinstance(saes, list) and all(isinstance(sae, dict) and "name" in sae for sae in saes)
     return results if named and part(results, "data") else None
 
 
-def _is_sae(place: Path) -> bool:
-    """Weights may have stayed on another machine: settings or results tell as well."""
-    if (place / OWN).exists() or ((place / FOREIGN).exists() and (place / WEIGHTS).exists()):
+def _is_sae(folder: Path) -> bool:
+    """Settings or results suffice: the weights may be on another machine."""
+    if (folder / OWN).exists() or ((folder / FOREIGN).exists() and (folder / WEIGHTS).exists()):
         return True
-    return any((place / "evals" / f"{kind.name}.json").exists() for kind in kinds())
+    return any((folder / "evals" / f"{kind.name}.json").exists() for kind in kinds())
 
 
-def _read_folder(place: Path, found: Found) -> None:
-    results = _synthetic(place, found.notes)
+def _read_folder(folder: Path, found: Found) -> None:
+    results = _synthetic(folder, found.notes)
     if results is not None:
-        found.synthetic.append((place, results))
-        found.notes.append(f"{place}: the synthetic experiment, which has a page of its own: index.html there")
+        found.synthetic.append((folder, results))
+        found.notes.append(f"{folder}: the synthetic experiment, which has a page of its own: index.html there")
         return
-    comparison = _read(place / "compare.json", "comparison", found.notes)
+    comparison = _read(folder / "compare.json", "comparison", found.notes)
     if comparison:
-        found.comparisons.append((place, comparison))
-    if (place / "run.json").exists():
-        found.saes += _unfinished(_run(place, found), place)
-    if _is_sae(place):
-        of_run = place.parent.name == "saes" and (place.parent.parent / "run.json").exists()
-        found.saes.append(_sae(place, _run(place.parent.parent, found) if of_run else None, found.notes))
+        found.comparisons.append((folder, comparison))
+    if (folder / "run.json").exists():
+        found.saes += _unfinished(_run(folder, found), folder)
+    if _is_sae(folder):
+        of_run = folder.parent.name == "saes" and (folder.parent.parent / "run.json").exists()
+        found.saes.append(_sae(folder, _run(folder.parent.parent, found) if of_run else None, found.notes))
 
 
 def _run(folder: Path, found: Found) -> Run:
@@ -154,7 +154,7 @@ def _run(folder: Path, found: Found) -> Run:
 
 
 def _unfinished(run: Run, folder: Path) -> list[Saved]:
-    """The SAEs of a run that has not come to its end: their settings and curves are there all the same."""
+    """The SAEs of an unfinished run: their settings and curves are known."""
     origin, saes = part(run.record, "source"), folder / "saes"
     configs = {str(config.get("name")): config for config in dicts(part(run.record, "config"), "saes")}
     return [

@@ -1,4 +1,4 @@
-// The figure of any two metrics; `draw` and `recolour` are those of the page.
+// The figure of any two metrics; `draw` and `recolor` are those of the page.
 
 function frontOf(points, x, y, metrics) {
   const good = (point, axis) => point.values[axis][0] * (metrics[axis].better === "high" ? 1 : -1);

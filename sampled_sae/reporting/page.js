@@ -1,14 +1,14 @@
 const dark = matchMedia("(prefers-color-scheme: dark)"), phone = matchMedia("(max-width: 640px)");
 const drawers = [drawFigures];  // other scripts add theirs
 
-function recolour(node, key) {
+function recolor(node, key) {
   if (typeof node === "string") return (dark.matches && /color/i.test(key) && DARK[node]) || node;
-  if (Array.isArray(node)) return node.map(item => recolour(item, key));
+  if (Array.isArray(node)) return node.map(item => recolor(item, key));
   if (node === null || typeof node !== "object") return node;
-  return Object.fromEntries(Object.entries(node).map(([name, item]) => [name, recolour(item, name)]));
+  return Object.fromEntries(Object.entries(node).map(([name, item]) => [name, recolor(item, name)]));
 }
 
-function emphasise(trace, chosen) {
+function emphasize(trace, chosen) {
   if (!trace.meta) return trace;
   const picked = trace.meta.group === chosen;
   if (trace.meta.band) return {...trace, visible: picked};
@@ -19,7 +19,7 @@ function emphasise(trace, chosen) {
 
 function drawInto(id, data, layout) {
   if (phone.matches) layout.dragmode = false;  // a finger on a picture scrolls the page
-  Plotly.react(id, recolour(data), recolour(layout), {displayModeBar: false, responsive: true});
+  Plotly.react(id, recolor(data), recolor(layout), {displayModeBar: false, responsive: true});
 }
 
 // What a control speaks for: its part of a page that has several, else all of it.
@@ -30,7 +30,7 @@ function drawFigures() {
     if (script.closest("[hidden]")) continue;
     const {data, layout} = JSON.parse(script.textContent);
     const chosen = Number(scope(script).querySelector(".picker input:checked")?.value ?? -1);  // the group; -1 is all
-    drawInto(script.dataset.figure, data.map(trace => emphasise(trace, chosen)), layout);
+    drawInto(script.dataset.figure, data.map(trace => emphasize(trace, chosen)), layout);
   }
 }
 

@@ -1,4 +1,4 @@
-"""Pictures with a panel for each score: a number against FVU with points labelled by l, and densities of firing."""
+"""Figures with a panel per score: a metric against FVU with points labeled by l, firing densities, training curves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Axes(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One of several pictures side by side."""
+    """One of several figures side by side."""
 
     title: str
     traces: list[Trace]
@@ -96,12 +96,12 @@ def densities(sweep: Sweep, look: Styles) -> list[Panel]:
     base = [_histogram(row, row.label, _line(look[BASE].color, "3px,3px")) for row in rows if row.group == BASE]
     drawn: dict[str, list[Trace]] = {}
     for title, members in (grouped(rows) or {BASE: []}).items():
-        places: dict[str, int] = {}
+        indices: dict[str, int] = {}
         drawn[title] = []
         for row in members:
-            place = places[row.group] = places.get(row.group, -1) + 1
+            index = indices[row.group] = indices.get(row.group, -1) + 1
             if row.l is None:
-                trace = _histogram(row, row.label, _line(look[row.group].color, DASHES[place % len(DASHES)]))
+                trace = _histogram(row, row.label, _line(look[row.group].color, DASHES[index % len(DASHES)]))
             else:
                 trace = _histogram(row, f"l = {row.l:g}", _line(shade[row.l], "solid"))
             drawn[title].append(trace)
@@ -133,7 +133,7 @@ def _percent(power: int) -> str:
 
 
 def shades(rows: Sequence[Configuration]) -> dict[float, str]:
-    """A colour for each multiplier, by rank."""
+    """A color for each multiplier, by rank."""
     known = sorted({row.l for row in rows if row.l is not None})
     last = max(1, len(known) - 1)
     return {l: SHADES[round(i * (len(SHADES) - 1) / last)] for i, l in enumerate(known)}
@@ -196,12 +196,12 @@ def sheet(panels: Sequence[Panel], width: int) -> go.Figure:
     return figure.update_layout(width=width, height=height)
 
 
-MAX_POINTS = 200  # of one curve: more cannot be told apart on a screen
+MAX_POINTS = 200  # of one curve: more cannot be distinguished on a screen
 
 
-def dash(place: int) -> tuple[str, float]:
+def dash(index: int) -> tuple[str, float]:
     """Dash pattern and width of the line of a group's n-th configuration."""
-    return DASHES[place % len(DASHES)], 2.2 if place < len(DASHES) else 1.0
+    return DASHES[index % len(DASHES)], 2.2 if index < len(DASHES) else 1.0
 
 
 def curves(rows: Sequence[Configuration], look: Styles, log: Log, key: str) -> go.Figure:

@@ -1,4 +1,4 @@
-"""The paper's tables with our numbers, as far as the results are there; what is missing is named.
+"""The paper's tables with our numbers, where the results are there; the others are reported as missing.
 
 | the paper's table | is made of | name |
 |---|---|---|
@@ -42,7 +42,7 @@ ROWS = 5
 
 
 def kind_of(label: str) -> tuple[str, float | None]:
-    """Score and l of a configuration's label as `presets.label` makes it; for other members its first word."""
+    """Score and l of a configuration's label as `presets.label` makes it; for others the first word."""
     word = label.split(" ", 1)[0]
     found = re.fullmatch(r"([\w.]+)-l([\d.]+(?:e[+-]?\d+)?)", word)
     return (found[1], float(found[2])) if found else (word, None)
@@ -116,7 +116,7 @@ def swept(sweep: Sweep, before: str = "") -> list[Table | Missing]:
 
 
 def _probing(sweep: Sweep, before: str) -> Table | Missing:
-    """For each k one row a score, with the l that probes best over all k."""
+    """For each k one row per score, with the l of the highest accuracy over all k."""
     name = f"{before}paper-probing"
     ks = [k for k in (1, 2, 5, 10) if sweep.metric(f"probing_{k}") is not None]
     chosen = _best_l(sweep, ks)
@@ -185,7 +185,7 @@ def _top(sweep: Sweep, group: str, before: str) -> Table | Missing:
         f"{title_of(row.label)}, seed {run['seed']}; mean score of {result.get('chosen')} latents "
         + ("not known" if mean is None else f"{mean:.3f}")
         + f". Explained by {result.get('explainer')}, judged by {result.get('judge')}; the score is the share of 14 "
-        "windows sorted rightly, ties are broken by the other scores."
+        "windows classified correctly, ties are broken by the other scores."
     )
     return Table(heads, rows, name, title, note)
 
@@ -206,11 +206,11 @@ def _explained(sae: Saved) -> list[tuple[float, int, str]]:
 
 
 def _training(sweep: Sweep, before: str) -> Table | Missing:
-    """The paper's table of settings, as they stand in the files of the SAEs."""
+    """The paper's table of settings, from the files of the SAEs."""
     name = f"{before}paper-training"
     saes = [sae for sae in sweep.saes if sae.config is not None]
     if not saes:
-        return Missing(name, TRAINING, "the SAEs do not say how they were trained")
+        return Missing(name, TRAINING, "the settings of the SAEs are not saved")
     runs = [run for row in sweep.rows for run in row.runs]
     rows: list[list[Any]] = [
         ["Base model", sweep.model],
@@ -287,7 +287,7 @@ def _seeds(content: Content, after: str) -> Table | Missing:
     heads = [Column(title, count) for title, count in digits.items()]
     note = (
         "Mean over the base seed's latents of the largest cosine with any latent of another seed, mean over the n "
-        "other seeds. Chance is what random directions of the same number and width give."
+        "other seeds. Chance is the MMCS of as many random directions."
     )
     marked = best_of([row[1] for row in rows], 3)
     return Table(heads, rows, name, SEEDS, note, frozenset((index, 1) for index in marked))
@@ -309,7 +309,7 @@ def _from_base(content: Content, label: str) -> tuple[list[float], Any]:
 
 
 def _scores(content: Content, after: str) -> Table | Missing:
-    """BatchTopK against every other configuration, by the same seeds and by different ones as they were asked."""
+    """BatchTopK against every other configuration, over the compared pairs of seeds."""
     name, seeds = f"paper-mmcs-scores{after}", {str(s.get("name")): s.get("seed") for s in dicts(content, "saes")}
     found: dict[str, list[float]] = {}
     same = True
@@ -325,11 +325,9 @@ def _scores(content: Content, after: str) -> Table | Missing:
     rows: list[list[Any]] = [
         [title_of(label), statistics.fmean(values), len(values)] for label, values in found.items()
     ]
-    shared = (
-        "Both SAEs of a pair have the same seed and so the same start values, which keeps them alike whatever they "
-        "learn." * same
-    )
-    note = f"From BatchTopK's latents to the other SAE's, mean over n pairs. {shared}".strip()
+    note = "From BatchTopK's latents to the other SAE's, mean over n pairs."
+    if same:
+        note += " Both SAEs of a pair have the same seed and start values, which keeps them similar."
     return Table([Column("SAE"), Column("MMCS", 3), Column("n")], rows, name, ACROSS, note)
 
 

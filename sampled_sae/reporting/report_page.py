@@ -9,7 +9,7 @@ from sampled_sae.reporting import panels, style
 from sampled_sae.reporting.collect import TRAINING, Found, Saved, kinds
 from sampled_sae.reporting.comparison import compare_part
 from sampled_sae.reporting.pages import Figure, Mark, bold, render, several, training
-from sampled_sae.reporting.scatter import PAIRS, REFERENCE, about, marker, told
+from sampled_sae.reporting.scatter import PAIRS, REFERENCE, about, marker, value_text
 from sampled_sae.reporting.style import Styles, plain
 from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, key_of
 from sampled_sae.utils.measures import Metric, listed
@@ -178,7 +178,7 @@ def _point(row: Configuration, metrics: Iterable[Metric]) -> dict[str, Any]:
         "group": row.group,
         "about": about(row),
         "values": {metric.name: list(stat) for metric, stat in known},
-        "told": {metric.name: told(row, metric) for metric, _ in known},
+        "told": {metric.name: value_text(row, metric) for metric, _ in known},
     }
 
 

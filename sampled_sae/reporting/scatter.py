@@ -1,4 +1,4 @@
-"""Where labels of points go so that none lies on another label or point; those without room are left out."""
+"""Scatter plots: Pareto front, hover texts, and labels that cover neither points nor each other."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def place(
     font: float = 11,
     others: Sequence[tuple[float, float]] = (),
 ) -> list[str | None]:
-    """Points in shares of the picture ([0, 1] each way) -> for each text its position, or none.
+    """Points in shares of the figure ([0, 1] each way) -> for each text its position, or none.
 
-    `size` is the picture's in pixels; in a larger one of the same shares nothing comes nearer. `others` are points
-    without a label, which no label may lie on either.
+    `size` is the figure's in pixels; in a larger one nothing comes nearer. `others` are points without a label, which
+    no label may cover either.
     """
     width, height = size
     pixels = [(x * width, y * height) for x, y in [*points, *others]]
@@ -111,7 +111,7 @@ UNSEEN = {"size": 10, "opacity": 0}
 
 
 def front(points: Sequence[tuple[float, float]], x_better: Better, y_better: Better) -> list[int]:
-    """The numbers of the points that no other one dominates, by x: none is as good in both and better in one."""
+    """Indices of the Pareto front, by x: no other point is as good in both metrics and better in one."""
     good = [(x if x_better == "high" else -x, y if y_better == "high" else -y) for x, y in points]
     kept = [i for i, (x, y) in enumerate(good) if not any(a >= x and b >= y and (a > x or b > y) for a, b in good)]
     return sorted(kept, key=lambda i: points[i])
@@ -149,7 +149,7 @@ def about(row: Configuration) -> str:
     return f"<b>{plain(row.label)}</b><br>" + ", ".join(filter(None, words))
 
 
-def told(row: Configuration, metric: Metric) -> str:
+def value_text(row: Configuration, metric: Metric) -> str:
     """One number of a row, for hover texts: with its range over seeds, or the evaluation's own interval."""
     stat = row.stat(key_of(metric))
     if stat is None:
@@ -179,7 +179,7 @@ def scatter(rows: Sequence[Configuration], x: Metric, y: Metric, style: Any) -> 
         "name": plain(rows[0].group),
         "legendrank": 1 if rows[0].group == BASE else 1000,
         "marker": marker(style, rows[0].group),
-        "hovertext": ["<br>".join([about(row), told(row, x), told(row, y)]) for row in rows],
+        "hovertext": ["<br>".join([about(row), value_text(row, x), value_text(row, y)]) for row in rows],
         "hovertemplate": "%{hovertext}<extra></extra>",
         **error_bars(across, "error_x", PALE),
         **error_bars(up, "error_y", PALE),
@@ -187,7 +187,7 @@ def scatter(rows: Sequence[Configuration], x: Metric, y: Metric, style: Any) -> 
 
 
 def pareto(sweep: Sweep, x: Metric, y: Metric, look: Styles, size: tuple[int, int]) -> go.Figure:
-    """All configurations in two numbers, for a paper: the front is drawn and labelled where both have a good end."""
+    """All configurations in two metrics, for a paper; the Pareto front is drawn where both have a better end."""
     rows = sweep.having(x, y)
     points = means(rows, x, y)
     ranges = [span(reach(rows, metric)) for metric in (x, y)]

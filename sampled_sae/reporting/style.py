@@ -1,6 +1,6 @@
-"""How all pictures look: colours, symbols, axes. Configurations in, parts of plotly figures out.
+"""Colors, symbols and axes of all figures.
 
-Colours are written for a light page; the page swaps them by `DARK` where the reader prefers a dark one.
+Colors are written for a light page; the page swaps them by `DARK` where the reader prefers a dark one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LABEL_WIDTH = 20  # letters a line
 
 
 class Style(NamedTuple):
-    """How one group looks in every picture: colour, plotly's symbol, and a letter that looks like it."""
+    """How one group looks in every figure: color, plotly's symbol, and a letter that looks like it."""
 
     color: str
     symbol: str
@@ -76,12 +76,12 @@ def styles(rows: Iterable[Configuration]) -> Styles:
 
 
 def plain(text: str) -> str:
-    """Text that plotly shows as it stands: its labels know some HTML."""
+    """Text escaped for plotly, whose labels may contain HTML."""
     return html.escape(shown(text), quote=False)
 
 
 def wrapped(text: str) -> str:
-    """A label in at most two short lines, so that a phone has room for the picture."""
+    """A label in at most two short lines, so that a phone has room for the figure."""
     return "<br>".join(map(plain, textwrap.wrap(text, LABEL_WIDTH, max_lines=2, placeholder="…")))
 
 
@@ -156,7 +156,7 @@ def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def fve_range(stats: Iterable[Stat | None]) -> list[float]:
-    """An axis up to 1. It leaves out what lies far below zero, which would squeeze all else into a corner."""
+    """An axis up to 1. Values far below zero are left out, so that the others remain readable."""
     known = [stat for stat in stats if stat]
     lowest, best = min((s.low for s in known), default=0.0), max((s.high for s in known), default=0.0)
     return [max(lowest, min(0.0, best - 1)) - 0.03, 1.0]

@@ -1,4 +1,4 @@
-"""Numbers of SAEs as tables and pictures need them: a row for each configuration, over its seeds."""
+"""The SAEs of one model and layer: a row per configuration, with metrics over its seeds."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def sweeps(found: Found) -> list[Sweep]:
     groups: dict[tuple[Any, ...], list[Saved]] = {}
     for sae in found.saes:
         model, layer = (_name(sae.metadata.get(name)) for name in ("model_name", "layer"))
-        # Without a model's name the width is all that tells activations apart.
+        # Without a model's name only the width distinguishes activations.
         key = (model, layer, None) if model is not None else (None, layer, sae.width)
         groups.setdefault(key, []).append(sae)
     made = [_sweep(model, layer, members) for (model, layer, _), members in groups.items()]
@@ -142,7 +142,7 @@ def _sweep(model: Any, layer: Any, members: list[Saved]) -> Sweep:
     }
     known = {name for row in rows for run in row.runs for name in run["values"]}
     shown_ = [kind._replace(metrics=tuple(m for m in kind.metrics if m.name in known)) for kind in kinds()]
-    notes += [*_asked_differently(members), *_not_measured(members), *_log_notes(members)]
+    notes += [*_differing_settings(members), *_not_measured(members), *_log_notes(members)]
     width = next((sae.width for sae in members if sae.width), None)
     layer = layer if isinstance(layer, int) else None
     return Sweep(
@@ -172,7 +172,7 @@ def _rows(members: list[Saved]) -> tuple[list[Configuration], list[str]]:
         words = [f"{_short(name)}={_brief(own[name])}" for name in own if any(o.get(name) != own[name] for o in same)]
         rows.append(Configuration(" ".join([label, *words]), family, l, tuple(_run(sae) for sae in group)))
         notes += _twins(group)
-    return sorted(_told_apart(rows), key=_order), notes
+    return sorted(_distinct(rows), key=_order), notes
 
 
 def _order(row: Configuration) -> tuple[Any, ...]:
@@ -180,18 +180,18 @@ def _order(row: Configuration) -> tuple[Any, ...]:
     return GROUPS.index(row.group) if row.group in GROUPS else len(GROUPS), row.group, row.l or 0.0, row.label
 
 
-def _told_apart(rows: list[Configuration]) -> list[Configuration]:
+def _distinct(rows: list[Configuration]) -> list[Configuration]:
     taken: dict[str, int] = {}
-    told = []
+    named = []
     for row in rows:
         taken[row.label] = taken.get(row.label, 0) + 1
         count = taken[row.label]
-        told.append(row if count == 1 else Configuration(f"{row.label} ({count})", row.group, row.l, row.runs))
-    return told
+        named.append(row if count == 1 else Configuration(f"{row.label} ({count})", row.group, row.l, row.runs))
+    return named
 
 
 def _settings(sae: Saved) -> dict[str, Any]:
-    """All that decides the outcome but the seeds, flat."""
+    """All settings that determine the result except the seeds, flat."""
     config = {name: value for name, value in (sae.config or {}).items() if name not in FREE}
     training = part(sae.metadata, "training") or (part(sae.run.record, "config", "train") if sae.run else {})
     origin = {name: sae.metadata.get(name) for name in ORIGIN} if sae.finished else {}
@@ -289,8 +289,8 @@ def _twins(group: Sequence[Saved]) -> list[str]:
     ]
 
 
-def _asked_differently(members: Sequence[Saved]) -> list[str]:
-    """Evaluations that were not asked in the same way of all SAEs."""
+def _differing_settings(members: Sequence[Saved]) -> list[str]:
+    """Evaluations whose settings differ between SAEs."""
     notes = []
     for kind in kinds():
         asked = [content.get("asked") for sae in members if (content := sae.results.get(kind.name))]
@@ -310,7 +310,7 @@ def _asked_differently(members: Sequence[Saved]) -> list[str]:
 
 
 def _not_measured(members: Sequence[Saved]) -> list[str]:
-    """Results that say themselves that there is no number, and SAEs in which nothing fires."""
+    """Results without a number, SAEs in which no latent fires, and unfinished SAEs."""
     reasons: dict[str, list[str]] = {}
     for sae in members:
         for name, content in sae.results.items():
@@ -320,7 +320,7 @@ def _not_measured(members: Sequence[Saved]) -> list[str]:
         if _density_of(sae).get("alive") == 0:
             reasons.setdefault("no latent fires on the held-out text", []).append(shown(sae.name))
         if not sae.finished:
-            reasons.setdefault("training has not come to its end", []).append(shown(sae.name))
+            reasons.setdefault("training is not finished", []).append(shown(sae.name))
     return [f"{listed(names)}: {why}." for why, names in reasons.items()]
 
 

@@ -140,7 +140,7 @@ def columns(results: dict[str, Any]) -> dict[Key, Column]:
 
 
 def summary(results: dict[str, Any], name: Callable[[str], str]) -> str:
-    """What was run and what the numbers say, in a few sentences; `name` writes a configuration's label."""
+    """What was run and the best results, in a few sentences; `name` writes a configuration's label."""
     rows, train = configurations(results), results.get("train") or {}
     runs, seeds = len(results["saes"]), max((len(row.runs) for row in rows), default=0)
     each = f" ({len(rows)} configurations, up to {seeds} seeds each: numbers are means)" if seeds > 1 else ""
@@ -195,7 +195,7 @@ def _memory(rows: list[Configuration], name: Callable[[str], str]) -> str:
     ]
     gap, where = max(gaps, default=(0.0, ""))
     # A smaller gap may not show in the numbers as written.
-    return f"Training FVE lies above held-out FVE most of all for {where}." if gap >= 0.001 else ""
+    return f"The largest gap between training and held-out FVE is that of {where}." if gap >= 0.001 else ""
 
 
 ROW_HEIGHT = 38  # room for a label of two lines, and a gap

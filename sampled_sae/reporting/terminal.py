@@ -62,7 +62,7 @@ def _cell(table: Table, r: int, c: int) -> Text:
     text = _text(table.rows[r][c], column).replace("\n", "?")
     if (r, c) in table.bold:
         return safe(f"{text}*", "bold green")
-    # The star has its place in every row, so that the digits are aligned.
+    # A blank in place of the star keeps the digits aligned.
     return safe(f"{text} " if _starred(table, column) else text)
 
 

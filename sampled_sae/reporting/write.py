@@ -1,4 +1,4 @@
-"""The figures of a sweep for a paper: which ones there are, and their PNG and PDF files."""
+"""The report's folder: page, tables, and figures as PNG and PDF files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "pdf")
 WIDTH, SMALL = 760, (560, 430)
-"""Pixels of a sheet's width, and of a single picture."""
+"""Pixels of a sheet's width, and of a single figure."""
 SCALE = 3
 """PNG pixels a pixel: 300 a printed inch at the width of a column."""
 PAPER_FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
@@ -61,7 +61,7 @@ def _sheet(drawn: Sequence[panels.Panel]) -> go.Figure:
 
 
 def _curves(figure: go.Figure, look: Styles, title: str) -> go.Figure:
-    """Lines in the colours of their groups: single configurations cannot be told apart on paper."""
+    """Lines in the colors of their groups: single configurations cannot be distinguished on paper."""
     named: set[str] = set()
     groups = list(look)
     for trace in figure.data:
@@ -94,7 +94,7 @@ def _paper(figure: go.Figure, width: int, height: int, top: int = 14) -> go.Figu
 
 
 def missing_for_figures() -> str | None:
-    """Why pictures cannot be written as files here, in one line; none if they can, as far as one sees before."""
+    """Why figures cannot be written as files here, in one line; None if no reason is known."""
     for name in ("plotly", "kaleido"):
         if importlib.util.find_spec(name) is None:
             return f"no PNG and PDF: {name} is missing; pip install 'sampled-sae[report]'"
@@ -126,7 +126,7 @@ def write_figures(figures: Sequence[tuple[str, go.Figure]], folder: Path) -> lis
 
 
 LIST = "files.json"
-"""What the report wrote, so that the next one can take away what it no longer makes."""
+"""Lists the files of the report, so that the next one can remove those it no longer writes."""
 
 
 class Written(NamedTuple):
@@ -147,7 +147,11 @@ class Written(NamedTuple):
 def write_report(
     folders: Sequence[Path], out: Path, model: str | None = None, layer: int | None = None, figures: bool = True
 ) -> Written:
-    """Collect what is in `folders`, for one model or layer if asked for, and write the report into `out`."""
+    """Write the report of the runs, SAEs and comparisons in `folders` into `out`: index.html, tables/ and figures/.
+
+    `model` and `layer` keep the SAEs of that model or layer. `figures` also writes PNG and PDF files, which takes
+    kaleido and a Chrome or Chromium; where they are missing a note says so.
+    """
     found = _only(collect(folders), model, layer)
     made, notes = sweeps(found), list(found.notes)
     names = _names(made)
@@ -203,7 +207,7 @@ def _only(found: Found, model: str | None, layer: int | None) -> Found:
             f"{name} = {value!r}" for name, value in (("model", model), ("layer", layer)) if value is not None
         )
         names = "; ".join(f"{name}, layer {number}" for name, number in there) or "none"
-        raise UserError(f"{asked}: no SAE of that; there are {names}")
+        raise UserError(f"{asked}: no such SAE; there are {names}")
     runs = [run for run in found.runs if any(sae.run is run for sae in kept)]
     return replace(found, saes=kept, runs=runs)
 
@@ -223,12 +227,12 @@ def _names(made: Sequence[Sweep]) -> list[str]:
 
 
 def _tidy(out: Path, written: Sequence[Path]) -> None:
-    """Take away the files of an earlier report that this one did not make: they would be taken for new ones."""
+    """Remove the files of an earlier report that this one did not write."""
     names = [str(path.relative_to(out)) for path in written]
     record = out / LIST
     before = read_json(record) if record.exists() else []
     for name in before if isinstance(before, list) else []:
-        # Only what lies where reports write, whatever the list says.
+        # Only files in the report's own folders, whatever the list contains.
         if isinstance(name, str) and name not in names and re.fullmatch(r"(tables|figures)/[^/\\]+", name):
             (out / name).unlink(missing_ok=True)
     write_json(record, names)

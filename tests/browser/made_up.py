@@ -8,7 +8,7 @@ import transformers
 from tokenizers import Tokenizer, models
 
 from sampled_sae.browser.collect import Browsed, Other
-from sampled_sae.browser.decoder import OutputTokens, neighbours
+from sampled_sae.browser.decoder import OutputTokens, neighbors
 from sampled_sae.browser.files import LATENTS_A_CHUNK, Page
 from sampled_sae.browser.windows import histogram, pick_windows, top_tokens
 from sampled_sae.browser.write import write_browser
@@ -70,9 +70,9 @@ def made_up_page(words: int, m: int = M, n: int = N, length: int = L, other: boo
         pick_windows(firings, 6, 5, 2),
         histogram(firings, 16),
         tokens,
-        neighbours(decoder, None, 5),
+        neighbors(decoder, None, 5),
         OutputTokens(up.indices, up.values, down.indices, down.values),
-        Other(neighbours(decoder, second, 5), tokens, firings.fired) if other else None,
+        Other(neighbors(decoder, second, 5), tokens, firings.fired) if other else None,
         ["A note."],
     )
     about = {

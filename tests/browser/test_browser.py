@@ -177,9 +177,9 @@ def test_a_latent(opened: Browsed, made: tuple[Path, Page]) -> None:
         assert text in view
     values = opened.page.locator(".contexts").first.locator("button").all_inner_texts()
     own = browsed.windows.latent == 300
-    top = browsed.firings.value[browsed.windows.centre[own & (browsed.windows.band == -1)]]
+    top = browsed.firings.value[browsed.windows.center[own & (browsed.windows.band == -1)]]
     assert [float(value) for value in values] == pytest.approx(top.tolist(), rel=5e-3)
-    names = opened.page.locator(".neighbours").nth(0).locator(".number").all_inner_texts()
+    names = opened.page.locator(".neighbors").nth(0).locator(".number").all_inner_texts()
     assert names == [f"#{latent}" for latent in browsed.near.latent[300].tolist()]
     bars = (
         opened.page.locator("#view svg")
@@ -187,7 +187,7 @@ def test_a_latent(opened: Browsed, made: tuple[Path, Page]) -> None:
         .evaluate_all("bars => bars.map(bar => +bar.getAttribute('height'))")
     )
     assert [height > 0 for height in bars] == (browsed.histogram[300] > 0).tolist()
-    opened.page.locator(".neighbours a").first.click()
+    opened.page.locator(".neighbors a").first.click()
     opened.page.wait_for_selector(f"#view h2:text-is('Latent {names[0][1:]}')")
     opened.page.go_back()
     opened.page.wait_for_selector("#view h2:text-is('Latent 300')")
@@ -233,7 +233,7 @@ def test_hostile_text_is_text(opened: Browsed, made: tuple[Path, Page]) -> None:
 def test_silent_and_absent_latents(browser: Any, made: tuple[Path, Page]) -> None:
     opened = Browsed(browser, made[0], f"#latent={SILENT}")
     assert "It is dead here" in opened.page.locator("#view").inner_text()
-    assert opened.page.locator(".neighbours li").count() == 10
+    assert opened.page.locator(".neighbors li").count() == 10
     opened.page.evaluate("location.hash = '#latent=99999'")
     opened.page.wait_for_selector("text=There is no latent 99999")
     opened.close()

@@ -23,14 +23,14 @@ def test_against_a_plain_search(seed, top, bands, each, k):
         own = [
             [int(column[i]) for column in windows] for i in range(len(windows.latent)) if windows.latent[i] == latent
         ]
-        shown = [int(firings.position[centre]) // 8 for _, _, centre, _, _ in own]
+        shown = [int(firings.position[center]) // 8 for _, _, center, _, _ in own]
         assert len(set(shown)) == len(shown), "a context is shown once"
-        for (_, band, centre, first, last), context in zip(own, shown, strict=True):
+        for (_, band, center, first, last), context in zip(own, shown, strict=True):
             there = firings.position[first:last].long()
             assert (there // 8 == context).all() and (firings.latent[first:last] == latent).all()
-            assert last - first == int((dense[latent, context] > 0).sum()) and first <= centre < last
+            assert last - first == int((dense[latent, context] > 0).sum()) and first <= center < last
             if band != TOP:
-                value, most = float(firings.value[centre]), float(dense[latent].max())
+                value, most = float(firings.value[center]), float(dense[latent].max())
                 assert band / bands - 1e-6 <= value / most <= (band + 1) / bands + 1e-6
         best = [row for row in own if row[1] == TOP]
         peaks = dense[latent].amax(1)
@@ -53,7 +53,7 @@ def test_draws_are_fair_and_of_the_seed():
     for seed in range(400):
         windows = pick_windows(firings, 1, 5, 4, seed)
         assert windows.band.tolist() == [TOP, 0, 0, 0, 0]
-        counts[windows.centre] += 1
+        counts[windows.center] += 1
     assert counts[0] == 400
     assert counts[1:].min() >= 20 and counts[1:].max() <= 62
     again = pick_windows(firings, 1, 5, 4, 399)

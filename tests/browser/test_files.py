@@ -99,7 +99,7 @@ def test_a_chunk_holds_each_latents_contexts(files):
                 context = int(columns["context"][w])
                 assert torch.equal(line, dense[latent, context])
                 if columns["band"][w] == TOP:
-                    assert line[columns["centre"][w]] == line.max()
+                    assert line[columns["center"][w]] == line.max()
                 seen += 1
         torch.testing.assert_close(
             columns["shares"], browsed.tokens.share[number * LATENTS_A_CHUNK :][:latents].flatten()

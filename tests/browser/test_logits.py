@@ -23,9 +23,9 @@ def test_against_the_model(family):
     stream = model.activations(tokens, [LAYERS - 1])[LAYERS - 1][0, -1]
     row = torch.randn(WIDTH, generator=torch.Generator().manual_seed(3))
     out = unembedding(model)
-    assert out.centred == (family in ("gpt2", "gpt_neox"))
-    across = stream - stream.mean() if out.centred else stream
-    row = row - row.mean() if out.centred else row
+    assert out.centered == (family in ("gpt2", "gpt_neox"))
+    across = stream - stream.mean() if out.centered else stream
+    row = row - row.mean() if out.centered else row
     row = row - across * (row @ across) / (across @ across)
 
     def logits(step: float) -> torch.Tensor:
@@ -52,10 +52,10 @@ def test_half_precision_keeps_the_norm_exact():
     model = language_model("gemma2")
     gain, _ = measure_norm(final_norm(model), model)
     model.model.to(torch.bfloat16)
-    rounded, centred = measure_norm(final_norm(model), model)
+    rounded, centered = measure_norm(final_norm(model), model)
     torch.testing.assert_close(gain, 1 + model.model.model.norm.weight.float(), rtol=0.01, atol=0.01)
     torch.testing.assert_close(rounded, 1 + model.model.model.norm.weight.float(), rtol=1e-4, atol=1e-5)
-    assert not centred
+    assert not centered
 
 
 def test_rows_in_pieces(monkeypatch):
@@ -73,15 +73,15 @@ def test_odd_widths():
     torch.nn.init.normal_(norm.weight)
     torch.nn.init.normal_(norm.bias)
     model.width = 15
-    gain, centred = measure_norm(norm, model)
+    gain, centered = measure_norm(norm, model)
     torch.testing.assert_close(gain, norm.weight.detach(), rtol=1e-4, atol=1e-5)
-    assert centred
+    assert centered
 
 
 def test_a_model_without_a_final_norm():
     model = language_model("llama")
     model.model.model.norm = torch.nn.Identity()
-    with pytest.raises(UserError, match="cannot tell the final norm of llama"):
+    with pytest.raises(UserError, match="cannot identify the final norm of llama"):
         output_tokens(torch.randn(2, WIDTH), model, 3)
 
 

@@ -97,7 +97,7 @@ def test_an_unfinished_run_has_curves_and_no_numbers(tmp_path: Path) -> None:
     sweep = only(write_run(tmp_path, configs, finished=False))
     assert len(sweep.rows) == len(configs) and not sweep.metrics
     assert len(sweep.log) == len(configs)
-    assert any("not come to its end" in note for note in sweep.notes)
+    assert any("is not finished" in note for note in sweep.notes)
 
 
 def test_only_numbers_that_some_sae_has(tmp_path: Path) -> None:

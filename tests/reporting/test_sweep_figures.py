@@ -46,7 +46,7 @@ def test_only_curves_of_a_run_without_evaluations(tmp_path: Path) -> None:
 
 
 def test_groups_differ_by_symbol_too() -> None:
-    """Who cannot tell the colours apart has the symbols."""
+    """Who cannot tell the colors apart has the symbols."""
     symbols = [style.symbol for name, style in KNOWN.items() if name != "batchtopk"]
     assert len(set(symbols)) == len(symbols) and "x" not in symbols
 

@@ -135,7 +135,7 @@ def test_an_sae_without_live_latents(tmp_path: Path) -> None:
 def test_a_run_that_is_not_finished_shows_its_curves(tmp_path: Path) -> None:
     text = html(write_run(tmp_path, grid(), finished=False))
     assert "s0-curve-fve" in Reader(text).figures
-    assert "training has not come to its end" in text
+    assert "training is not finished" in text
 
 
 def test_models_are_apart_and_one_can_be_chosen(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_models_are_apart_and_one_can_be_chosen(tmp_path: Path) -> None:
     written = write_report([tmp_path], tmp_path / "out", model="other", figures=False)
     assert [sweep.title for sweep in written.sweeps] == ["other, layer 3"]
     assert "not comparable" not in written.page.read_text(encoding="utf-8")
-    with pytest.raises(UserError, match=r"layer = 7: no SAE of that; there are other, layer 3; tiny, layer 1"):
+    with pytest.raises(UserError, match=r"layer = 7: no such SAE; there are other, layer 3; tiny, layer 1"):
         write_report([tmp_path], tmp_path / "out", layer=7, figures=False)
 
 

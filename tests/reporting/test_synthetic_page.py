@@ -151,7 +151,7 @@ def test_an_axis_where_all_fves_are_below_zero(tmp_path: Path) -> None:
     assert figure["data"][-1]["marker"]["symbol"] == ["circle"]
 
 
-def test_groups_keep_their_colour(tmp_path: Path) -> None:
+def test_groups_keep_their_color(tmp_path: Path) -> None:
     runs = [sae("mine l=5", "mine", 5.0), sae("other l=5", "other", 5.0, fve_heldout_threshold=0.9)]
     reader = Reader(page(tmp_path, results(*runs), [line(run, 10) for run in runs]))
     dots = reader.figures["fve"]["data"][-1]["marker"]["color"]  # best first

@@ -77,5 +77,5 @@ def test_the_best_batchtopk_is_always_placed() -> None:
 
 def test_a_gap_that_does_not_show_is_not_told() -> None:
     assert "a (0.800 against 0.750)" in said(sae("a"))
-    assert "Training FVE" not in said(sae("a", fve_train=0.7504))
-    assert "Training FVE" not in said(sae("a", fve_train=0.5))
+    assert "largest gap" not in said(sae("a", fve_train=0.7504))
+    assert "largest gap" not in said(sae("a", fve_train=0.5))

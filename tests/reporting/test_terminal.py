@@ -14,8 +14,8 @@ from tests.reporting.made_up import results, sae
 
 def printed(content: dict[str, Any], width: int = 100, terminal: bool = False) -> str:
     stream = io.StringIO()
-    colours: Any = "standard" if terminal else None
-    print_results(content, Console(file=stream, width=width, force_terminal=terminal, color_system=colours))
+    colors: Any = "standard" if terminal else None
+    print_results(content, Console(file=stream, width=width, force_terminal=terminal, color_system=colors))
     return stream.getvalue()
 
 
@@ -67,7 +67,7 @@ def test_plain_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_colour_in_a_terminal() -> None:
+def test_color_in_a_terminal() -> None:
     assert "\x1b[1;32m0.900*" in printed(results(sae("a"), sae("b", fve_train=0.9)), terminal=True)
 
 

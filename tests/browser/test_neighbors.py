@@ -2,7 +2,7 @@
 
 import torch
 
-from sampled_sae.browser.decoder import neighbours
+from sampled_sae.browser.decoder import neighbors
 from sampled_sae.browser.windows import NONE
 
 
@@ -13,7 +13,7 @@ def test_against_all_cosines(monkeypatch):
     cosine = torch.nn.functional.cosine_similarity(a[:, None], a[None], dim=2)
     cosine[:, 4] = -torch.inf
     cosine.fill_diagonal_(-torch.inf)
-    own = neighbours(a, None, 3)
+    own = neighbors(a, None, 3)
     rows = [row for row in range(30) if row != 4]
     # Twins are as near as each other, so that their order is open.
     torch.testing.assert_close(own.cosine[rows], cosine.topk(3).values[rows])
@@ -21,14 +21,14 @@ def test_against_all_cosines(monkeypatch):
     assert all(len(set(row)) == 3 for row in own.latent[rows].tolist())
     assert own.latent[4].tolist() == [NONE] * 3 and own.cosine[4].isnan().all()
     assert own.latent[11, 0] == 12 and own.latent[12, 0] == 11, "a twin is another latent, not the same"
-    there = neighbours(a, b, 3)
+    there = neighbors(a, b, 3)
     cosine = torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=2)
     assert torch.equal(there.latent[rows], cosine.topk(3).indices[rows])
     torch.testing.assert_close(there.nearest[rows], cosine.amax(1)[rows])
 
 
 def test_fewer_than_asked_for():
-    found = neighbours(torch.eye(3), None, 5)
+    found = neighbors(torch.eye(3), None, 5)
     assert (found.latent >= 0).sum(1).tolist() == [2, 2, 2] and (found.latent[:, 2:] == NONE).all()
-    assert neighbours(torch.eye(3), None, 0).nearest.isnan().all()
-    assert neighbours(torch.eye(3), torch.zeros(2, 3), 2).nearest.isnan().all()
+    assert neighbors(torch.eye(3), None, 0).nearest.isnan().all()
+    assert neighbors(torch.eye(3), torch.zeros(2, 3), 2).nearest.isnan().all()
