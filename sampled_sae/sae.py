@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,10 @@ class SAE(nn.Module):
 
     def _input(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
         """A tensor of the right width; it moves to the SAE's device and dtype chunk by chunk."""
-        x = torch.as_tensor(x)
+        if isinstance(x, np.ndarray):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # read-only arrays, such as mapped files: nothing writes to x
+                x = torch.from_numpy(x)
         if not x.ndim or x.shape[-1] != self.d_in:
             width = x.shape[-1] if x.ndim else None
             raise UserError(f"x has width {width}: this SAE takes activations of width {self.d_in}")

@@ -1,5 +1,6 @@
 import copy
 import math
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -141,7 +142,11 @@ def test_arrays_and_tensors_with_gradients_are_encoded(sae):
     codes = sae.encode(x)
     codes.sum().backward()
     torch.testing.assert_close(x.grad, (codes > 0).float() @ sae.W_enc.T.detach())
-    assert torch.equal(sae.encode(x.detach().double().numpy()), codes)
+    array = x.detach().double().numpy()
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(sae.encode(array), codes)
     assert not sae.encode_sparse(x).value.requires_grad
 
 
