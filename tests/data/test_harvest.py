@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.data.harvest import SPARE, HarvestStream, bytes_needed
+from sampled_sae.data.harvest import SPARE, HarvestStream, bytes_needed, model_activations
 from sampled_sae.data.source import open_source
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.files import read_json
@@ -200,3 +200,70 @@ def test_bad_settings_are_refused_in_one_line(model, make, line):
     with pytest.raises(ss.UserError, match=line) as error:
         make(model)
     assert "\n" not in str(error.value)
+
+
+# ---- hook points, BOS, text ----------------------------------------------------------------------------
+
+
+def test_any_hook_point_can_be_harvested(model):
+    hooks = (1, "model.layers.1.mlp", "model.layers.2.input", "model.layers.1.mlp.down_proj.input")
+    found = open_harvest(model, documents(), harvest(hooks, buffer_tokens=400), heldout_tokens=40)
+    assert list(found) == ["layer-1", *hooks[1:]]
+    after, mlp, before, inner = found.values()
+    assert torch.equal(after.batch(3), before.batch(3)) and not torch.equal(after.batch(3), mlp.batch(3))
+    assert [s.d_in for s in found.values()] == [WIDTH] * 3 + [inner.batch(0).shape[1]] and inner.d_in != WIDTH
+    assert mlp.metadata["hook_point"] == mlp.identity["hook_point"] == "model.layers.1.mlp"
+    assert "layer" not in mlp.metadata and "hook_point" not in after.metadata
+    assert before.metadata["hook_name"] == "blocks.2.hook_resid_pre"
+
+
+def with_bos(adds: bool | None) -> LanguageModel:
+    tokenizer = make_tokenizer()
+    tokenizer.bos_token = tokenizer.convert_ids_to_tokens(1)
+    return LanguageModel(make_model("llama"), tokenizer, "tiny", bos=adds)
+
+
+@pytest.mark.parametrize(("bos", "adds", "used"), [("auto", True, True), ("auto", False, False), (True, False, True)])
+def test_bos_follows_the_model_unless_it_is_set(bos, adds, used):
+    found = stream(with_bos(adds), harvest((1,), buffer_tokens=400, bos=bos))
+    assert found.metadata["prepend_bos"] is found.identity["bos"] is used
+    assert bool((found.harvest.bank.take(0, 5, skip=0)[:, 0] == 1).all()) == used
+
+
+def test_a_model_that_is_far_better_with_bos_gets_a_warning(capsys, monkeypatch):
+    lm = with_bos(False)
+    stream(lm)
+    assert capsys.readouterr().err == ""
+    given = LanguageModel.logits
+
+    def better(self, tokens):
+        """The next token is likely where BOS is there."""
+        after = torch.nn.functional.one_hot(tokens.roll(-1, dims=1), self.vocabulary)
+        return given(self, tokens) + (9.0 if int(tokens[0, 0]) == 1 else 0.0) * after
+
+    monkeypatch.setattr(LanguageModel, "logits", better)
+    stream(lm)
+    line = capsys.readouterr().err
+    assert line.startswith("tiny: the loss on a short sentence is ") and line.endswith("set bos to true\n")
+    stream(lm, harvest((1,), buffer_tokens=400, bos=True))
+    stream(lm, harvest((1,), buffer_tokens=400, bos="auto"))
+    assert line.count("\n") == 1 and capsys.readouterr().err == line
+
+
+def test_from_a_model_and_a_text_to_a_source(model, tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(documents()))
+    options = {"context": 20, "skip_first": 8, "buffer_tokens": 400, "progress": False}
+    found = model_activations(model, tmp_path / "a.txt", [0, 2], hook="model.layers.1.mlp", **options)
+    assert list(found.open(30, 40, 0)) == ["layer-0", "layer-2", "model.layers.1.mlp"]
+    one = model_activations(model, list(documents()), 1, **options).open(30, 40, 0, steps=3)["layer-1"]
+    assert one.harvest.block_batches == 3 and one.metadata["text"] == "60 documents in memory"
+    for wrong, line in (
+        ({}, "layer: is missing"),
+        ({"layer": 1, "lenght": 3}, "lenght: is no setting of activations; must be one of bos, buffer_tokens"),
+        ({"layer": 9}, "layer = 9: tiny has"),
+        ({"hook": "model.layers.1.mpl"}, "hook = 'model.layers.1.mpl': tiny has no such module"),
+        ({"layer": 1, "text": "nowhere.txt"}, "text = 'nowhere.txt': no such file"),
+        ({"layer": 1, "text": [1, 2]}, "text = list: must be the name of a text"),
+    ):
+        with pytest.raises(ss.UserError, match=line):
+            model_activations(model, **{"text": list(documents()), **wrong})

@@ -49,14 +49,6 @@ def without(monkeypatch, *names):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in names else real(name))
 
 
-def test_transformers_alone_gives_the_same_vectors(minilm, monkeypatch):
-    if importlib.util.find_spec("sentence_transformers") is None:
-        pytest.skip("sentence-transformers is not installed, so there is nothing to compare with")
-    without(monkeypatch, "sentence_transformers")
-    alone = embed.open_embedder("minilm", "cpu")
-    assert torch.allclose(alone.embed(TEXTS), minilm.embed(TEXTS), atol=1e-6)
-
-
 # ---- what is missing ---------------------------------------------------------------------------------
 
 

