@@ -213,7 +213,7 @@ def test_replacing_the_input_of_a_block_is_replacing_the_output_of_the_one_befor
 
 
 def test_a_module_that_gives_no_activations(lm, tokens):
-    with pytest.raises(UserError, match="model.rotary_emb does not give activations of shape"):
+    with pytest.raises(UserError, match=r"model\.rotary_emb does not give activations of shape"):
         lm.activations(tokens, ["model.rotary_emb"])
     lm.model.spare = nn.Linear(2, 2)
     with pytest.raises(UserError, match="hook = 'spare': tiny does not run this module"):
