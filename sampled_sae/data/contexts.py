@@ -190,7 +190,7 @@ class ContextStream:
 def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
     """Texts -> their token ids, nothing added.
 
-    A document that quotes a special token means its letters, not the token: so it is split like any other word.
+    A special token that is quoted in a document is text: it is split like any other word.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if hasattr(backend, "encode_batch_fast"):
@@ -215,7 +215,7 @@ def find_end_of_text(tokenizer: Tokenizer, name: str | None = None) -> int:
         if known in vocabulary:
             return vocabulary[known]
     if tokenizer.eos_token_id is None:
-        raise UserError("end_of_text = None: the tokenizer has no end-of-text token; name a token to put instead")
+        raise UserError("end_of_text = None: the tokenizer has no end-of-text token; name a token for it")
     return tokenizer.eos_token_id
 
 
@@ -274,7 +274,7 @@ def _cut(document: str, lowest: int, highest: int) -> int:
 
 
 class ContextBank:
-    """All contexts of a text by number, read as far as they are asked for; after the last comes the first again."""
+    """All contexts of a text by number, read as far as needed; the first follows the last."""
 
     def __init__(self, source: Iterator[Tensor]):
         self.source: Iterator[Tensor] | None = source

@@ -1,8 +1,8 @@
 """A language model and a text -> batches of activations, mixed across documents, the same ones for the same seed.
 
 Contexts are taken in blocks. The activations of a block, less the positions and tokens that are left out, are
-shuffled together and handed out in batches. Which batch holds what follows from its number alone: not from how many
-contexts go through the model at once, nor which other layers are collected with it, nor where a run was interrupted.
+shuffled together and cut into batches. The content of a batch follows from its number alone: not from the number of
+contexts in a pass through the model, nor the other layers collected with it, nor where a run was interrupted.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _batches(count: int, used: int, batch_size: int) -> int:
 
 
 def bytes_needed(model: LanguageModel, config: HarvestConfig) -> int:
-    """Peak bytes of a harvest on the model's device, beside the model's weights."""
+    """Peak bytes of a harvest on the model's device, without the model's weights."""
     blocks = 3 if model.device.type == "cuda" else 2  # in use, before and after its shuffle
     width, size = sum(model.width_at(hook) for hook in config.hooks), model.dtype.itemsize
     kept = blocks * max(config.buffer_tokens, config.context) * width * size
@@ -218,7 +218,7 @@ class Harvest:
         self._block, self._ahead = (-1, {}), None
         if self._worker is not None:
             self._worker.shutdown(wait=True, cancel_futures=True)
-            self._worker = ThreadPoolExecutor(1, "harvest")  # it may still be asked for a block
+            self._worker = ThreadPoolExecutor(1, "harvest")  # a later block may still be needed
 
     def _to_hold_out(self, wanted: int) -> int:
         """How many contexts are held out: of a short text a tenth, but one at least."""
@@ -231,7 +231,7 @@ class Harvest:
         return min(wanted, max(1, there // 10))
 
     def _hold_out(self, wanted: int) -> Block:
-        """The first `wanted` tokens of the held-out contexts; their median norm sets the limit of each layer."""
+        """The first `wanted` tokens of the held-out contexts; their median norm sets the limit at each hook point."""
         tokens, factor = self.bank.take(0, self.held_contexts, skip=0), self.config.high_norm_factor
         held = self._read(tokens, "held-out tokens" if self._progress else None)
         for hook, (_, norms) in held.items():
@@ -239,12 +239,12 @@ class Harvest:
         return {hook: x[norms <= self.limits[hook]][:wanted].float().cpu() for hook, (x, norms) in held.items()}
 
     def block(self, number: int, hook: HookPoint) -> Block:
-        """Block `number`, for the stream at `hook`; on a GPU the next one is begun. Ctrl-C gives it up."""
+        """Block `number`, for the stream at `hook`; on a GPU the next one is started. Ctrl-C stops it."""
         if self._block[0] != number:
             if hook in self._to_stop:
                 self._to_stop.remove(hook)
                 raise HarvestStopped(f"stopped while block {number} was harvested")
-            self._block = (-1, {})  # its memory is wanted for the next but one
+            self._block = (-1, {})  # its memory is needed for the next but one
             with listening() as self._stop:
                 try:
                     self._block = (number, self._finished(number))
@@ -255,14 +255,14 @@ class Harvest:
         return self._block[1]
 
     def _finished(self, number: int) -> Block:
-        tell = f"activations of block {number}" if self._progress else None
+        shown = f"activations of block {number}" if self._progress else None
         if self._worker is None:
-            return self._harvest(number, tell)
+            return self._harvest(number, shown)
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == number:
             block = ahead[1].result()
         else:
-            block = self._worker.submit(self._harvest, number, tell).result()
+            block = self._worker.submit(self._harvest, number, shown).result()
         if not self._stop.is_set():
             self._ahead = (number + 1, self._worker.submit(self._harvest, number + 1))
         # Its memory belongs to the harvest's own stream, which must not take it back while the trainer reads it.
@@ -270,12 +270,12 @@ class Harvest:
             x.record_stream(torch.cuda.current_stream(x.device))
         return block
 
-    def _harvest(self, number: int, tell: str | None = None) -> Block:
-        """The shuffled activations of block `number`; `tell` is their name in progress lines."""
+    def _harvest(self, number: int, shown: str | None = None) -> Block:
+        """The shuffled activations of block `number`; `shown` is their name in progress lines."""
         tokens = self.bank.take(number * self.block_contexts, self.block_contexts, skip=self.held_contexts)
         seeds = np.random.SeedSequence([self.seed % 2**63, number]).generate_state(1, np.uint64)
         with self._beside():
-            block, found = {}, self._read(tokens, tell)
+            block, found = {}, self._read(tokens, shown)
             for hook in self.hooks:
                 x, norms = found.pop(hook)
                 what = f"activations of {hook.name}, block {number}"
@@ -296,7 +296,7 @@ class Harvest:
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """On a GPU, work beside what the trainer does there; done when it is left."""
+        """On a GPU, work in a stream of its own beside the training; finished on exit."""
         if self._stream is None:
             yield
             return
@@ -304,13 +304,13 @@ class Harvest:
             yield
         self._stream.synchronize()
 
-    def _read(self, tokens: Tensor, tell: str | None = None) -> dict[HookPoint, tuple[Tensor, Tensor]]:
+    def _read(self, tokens: Tensor, shown: str | None = None) -> dict[HookPoint, tuple[Tensor, Tensor]]:
         """contexts [n, L] -> at each hook point the activations [n * (L - skip_first), d_in], in order, and their
         norms."""
         skip = self.config.skip_first
         rows, each = len(tokens) * (tokens.shape[1] - skip), tokens.shape[1] - skip
         found: dict[HookPoint, tuple[Tensor, Tensor]] = {}
-        update: Callable[[int], None] = telling(rows, tell) if tell else (lambda done: None)
+        update: Callable[[int], None] = telling(rows, shown) if shown else (lambda done: None)
         for number, part in enumerate(tokens.split(self.at_once)):
             if self._stop.is_set():
                 raise HarvestStopped("stopped between two passes through the model")

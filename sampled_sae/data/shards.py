@@ -1,6 +1,6 @@
-"""One file of a cache: a safetensors file with one tensor `activations` [tokens, d] in bfloat16, memory-mapped.
+"""One file of a cache: a safetensors file with one tensor `activations` [tokens, d_in] in bfloat16, memory-mapped.
 
-The header is written by hand, so that a shard is written as the activations come and never held in memory.
+The header is written by hand, so that a shard is written piece by piece and never held in memory.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def map_rows(path: Path, tokens: int, width: int) -> np.ndarray:
-    """The rows [tokens, d] of a shard, as int16 because numpy has no bfloat16; read when they are used."""
+    """The rows [tokens, d_in] of a shard, as int16 because numpy has no bfloat16; read when they are used."""
     expected = size(tokens, width)
     try:
         with path.open("rb") as file:

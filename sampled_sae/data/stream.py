@@ -51,7 +51,7 @@ class ActivationStream(Protocol):
         from 0. On several ranks this is a collective call."""
 
     def memory_estimate(self) -> int:
-        """Peak bytes on the training device, beside the batch itself."""
+        """Peak bytes on the training device, without the batch itself."""
         return 0
 
     def close(self) -> None:

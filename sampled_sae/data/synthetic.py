@@ -3,8 +3,8 @@
 Each feature j fires with probability p_j, on its own, with a coefficient of size sigma_j. The features fall
 into four buckets: rare or frequent (LF, HF), times high or low amplitude (HA, LA).
 
-Every draw is decided by the seed of the config and by what is asked for, never by what was drawn before, so
-a run that resumes at step 1,000 sees the batch that it would have seen. CPU and GPU draw different numbers;
+Every draw follows from the seed of the config and the arguments, never from earlier draws, so a run that
+resumes at step 1,000 sees the batch that it would have seen. CPU and GPU draw different numbers;
 the dictionary and the buckets are the same on both.
 """
 
@@ -31,7 +31,7 @@ _STREAMS = {"train": 0, "heldout": 1, "fixed": 2, "buckets": 3}
 
 @dataclass(frozen=True, slots=True)
 class SyntheticConfig(Config):
-    """What the synthetic data looks like; the defaults follow the paper."""
+    """Features and noise of synthetic data; the defaults follow the paper."""
 
     d: Annotated[int, at_least(2)] = 256
     """Width of a sample."""
@@ -46,7 +46,7 @@ class SyntheticConfig(Config):
     sigma_high: PositiveNumber = 1.0
     """Scale of the coefficients of a high-amplitude (HA) feature."""
     buckets: Literal["equal", "random"] = "equal"
-    """How features fall into the four buckets: in equal shares, or each by its own throw of a die."""
+    """How features fall into the four buckets: in equal shares, or each drawn on its own."""
     coefficients: Literal["signed", "non_negative"] = "signed"
     """Coefficients drawn from N(0, sigma^2), or their absolute values."""
     noise_db: Annotated[float, Bound("must be at least -100 decibels, or inf", lambda db: db >= -100)] = 20.0
@@ -65,15 +65,15 @@ class SyntheticConfig(Config):
         return (self.sigma_high, self.sigma_high, self.sigma_low, self.sigma_low)
 
     def expected_l0(self, counts: Sequence[int]) -> float:
-        """Expected number of active features a sample, with `counts` features in the four buckets."""
+        """Expected number of active features per sample, with `counts` features in the four buckets."""
         return sum(count * p for count, p in zip(counts, self.bucket_p, strict=True))
 
 
 PRESETS: dict[str, SyntheticConfig] = {
-    # The paper reports an expected L0 of 61.52. With its bucket counts that needs p_high = .107 (61.5);
+    # The paper reports an expected L0 of 61.52. With its bucket counts that needs p_high = 0.107 (61.5);
     # the same p_high in equal buckets gives 65.
     "l0-61": SyntheticConfig(p_high=0.107),
-    # The paper's prose says p = .20, which gives an L0 of 105.3 with its counts, 112.6 in equal buckets.
+    # The paper's text has p = 0.20, which gives an L0 of 105.3 with its counts, 112.6 in equal buckets.
     "p-20": SyntheticConfig(p_high=0.20),
 }
 
@@ -95,6 +95,10 @@ class SyntheticData(Endless):
         self.p = torch.tensor(config.bucket_p, device=self.device)[self.bucket]
         self.sigma = torch.tensor(config.bucket_sigma, device=self.device)[self.bucket]
         self.noise_std = self._noise_std()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"synthetic": self.config.to_dict()}
 
     def codes(self, n: int, generator: torch.Generator) -> Tensor:
         """Coefficients of n samples, zero where a feature is not active; [n, features]."""
@@ -126,7 +130,7 @@ class SyntheticData(Endless):
         return torch.cat([x for x, _ in self._fixed_chunks(n)])
 
     def statistics(self, n: int = 10_000) -> dict[str, Any]:
-        """What the data really looks like, measured on `fixed(n)`; ready for JSON, None where undefined.
+        """Statistics of the data, measured on `fixed(n)`; ready for JSON, None where undefined.
 
         mean_activation and std_activation of a bucket are over the |coefficients| of its active entries.
         """

@@ -115,7 +115,7 @@ def _with_text(texts: Iterable[str], source: str) -> Iterator[str]:
 
 
 def _on_disk(source: str) -> Path | None:
-    # A name may be too long or have odd characters, and ~somebody may be unknown.
+    # A name may be too long or have odd characters, and the user in ~user may be unknown.
     with suppress(OSError, ValueError, RuntimeError):
         path = Path(source).expanduser()
         return path if source and path.exists() else None
@@ -200,7 +200,7 @@ def _read_zstd(path: Path, field: str) -> Iterator[str]:
 
 def _unpacked(path: Path, zstandard: Any) -> Iterator[bytes]:
     """The content of a .zst file, which may be several frames one after the other."""
-    # The library's own reader takes a file that was cut short for a whole one; a frame by itself knows its end.
+    # The library's own reader does not notice a file that was cut short; a frame by itself has a mark at its end.
     unpacker = zstandard.ZstdDecompressor(max_window_size=LONGEST_WINDOW)
     frame = None
     with path.open("rb") as file:
@@ -287,7 +287,7 @@ def _open_hub(name: str, split: str, subset: str | None) -> Iterator[Any]:
     """The rows of a dataset, as they come over the network."""
     datasets = package("datasets", f"text = {name!r}")
     here = f"text = {name!r}: no file or folder of that name here, and"
-    # The libraries below this call raise errors of many families, none of which is a bug of ours.
+    # The libraries below this call raise errors of many kinds, none of which is a bug of this project.
     try:
         return iter(datasets.load_dataset(name, subset, split=split, streaming=True))
     except FileNotFoundError as error:

@@ -250,6 +250,9 @@ def own_layer(metadata: Mapping[str, Any], which: str) -> int | None:
     # SAEs from elsewhere have no layer, but the name of a hook point.
     hook = HOOK.fullmatch(str(metadata.get("hook_name")))
     if hook is None:
+        if metadata.get("hook_point") is not None:
+            where = metadata["hook_point"]
+            raise UserError(f"{which} was trained on {where}: only SAEs of the residual stream can be measured")
         return None
     if hook[2] not in ("resid_pre", "resid_post"):
         raise UserError(f"{which} was trained on {hook[0]}: only SAEs of the residual stream can be measured")

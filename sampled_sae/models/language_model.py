@@ -56,7 +56,7 @@ class LanguageModel:
     def __init__(self, model: Any, tokenizer: Any, name: str, bos: bool | None = None):
         """`model` is a causal language model of transformers; it is put into evaluation mode, without gradients.
 
-        `bos` says whether the model expects BOS at the start of each context; by default the tokenizer decides.
+        `bos`: whether the model expects BOS at the start of each context; by default the tokenizer decides.
         """
         config = text_config(model.config)
         model.config.use_cache = config.use_cache = False
@@ -210,7 +210,7 @@ class LanguageModel:
         # On a GPU the look would make every pass wait for the one before it.
         if tokens.device.type == "cpu" and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocabulary:
             raise UserError(
-                f"tokens go from {int(tokens.min())} to {int(tokens.max())}: {self.name} knows 0 to "
+                f"tokens go from {int(tokens.min())} to {int(tokens.max())}: {self.name} has 0 to "
                 f"{self.vocabulary - 1}; they are of another model's tokenizer"
             )
 
@@ -298,7 +298,7 @@ def text_config(config: Any) -> Any:
 def find_blocks(model: Any, name: str) -> tuple[str, nn.ModuleList]:
     """The decoder's blocks and their path: the list in it that is as long as its configuration counts layers.
 
-    Lists inside the blocks (experts, say) do not count; of several lists, those of one kind of module do.
+    Lists inside the blocks (experts, for instance) do not count; of several lists, those of one kind of module do.
     """
     wanted = getattr(text_config(model.config), "num_hidden_layers", None)
     decoder = model.get_decoder()
@@ -314,7 +314,7 @@ def find_blocks(model: Any, name: str) -> tuple[str, nn.ModuleList]:
     if len(outer) != 1:
         found = ", ".join(outer) or "none"
         raise UserError(
-            f"model = {name!r}: cannot tell its blocks in {type(model).__name__}; exactly one list of {wanted} modules "
+            f"model = {name!r}: cannot find its blocks in {type(model).__name__}; exactly one list of {wanted} modules "
             f"was expected, found: {found}"
         )
     [(path, blocks)] = outer.items()

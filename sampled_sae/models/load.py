@@ -43,7 +43,7 @@ def load_model(
     place = usable_device(device)
     transformers = package("transformers")
     source = _find(str(model))
-    # Bars of a download are welcome.
+    # Downloads show their bars.
     with quiet(bars=not source.local):
         config = _read_config(transformers, source)
         tokenizer = _read_tokenizer(transformers, source)
@@ -85,7 +85,7 @@ class Source:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What transformers' readers are told; code that comes with a model is never run."""
+        """Arguments for transformers' readers; code that comes with a model is never run."""
         return {"trust_remote_code": False} | ({} if self.gguf is None else {"gguf_file": self.gguf})
 
 
@@ -152,7 +152,7 @@ def _read_config(transformers: Any, source: Source) -> Any:
 def _read_tokenizer(transformers: Any, source: Source) -> Any:
     with _reading(source):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source.where, **source.options)
-    # Without its files transformers may make up one that knows no words.
+    # Without its files transformers may make up one without words.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise UserError(f"model = {source.name!r}: there is no tokenizer beside it (tokenizer.json)")
     return tokenizer
@@ -164,7 +164,7 @@ def _read_weights(transformers: Any, source: Source, config: Any, dtype: torch.d
         options["attn_implementation"] = "eager"  # some versions' fast attention leaves the capping out
     if source.gguf is not None and hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    # By itself transformers makes missing weights up with a warning, and does not say which are of another shape.
+    # By default transformers makes up missing weights with a warning, and does not name those of another shape.
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
     with _reading(source):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(source.where, **options)
@@ -172,7 +172,7 @@ def _read_weights(transformers: Any, source: Source, config: Any, dtype: torch.d
     mismatched = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
     wrong = info["missing_keys"] or mismatched
     if wrong:
-        fault = "missing" if info["missing_keys"] else "not of the shape that its configuration asks for"
+        fault = "missing" if info["missing_keys"] else "not of the shape of its configuration"
         raise UserError(f"model = {source.name!r}: {len(wrong)} of its weights are {fault}, such as {min(wrong)}")
     if source.gguf is None:
         return model
@@ -206,7 +206,7 @@ TEXT, LIST = 8, 9
 
 
 def gguf_bos(path: Path) -> bool | None:
-    """Whether a GGUF file says that each text begins with BOS; none if it does not say.
+    """`add_bos_token` of a GGUF file: whether each text begins with BOS; none if the field is missing.
 
     The package gguf reads the whole header for that, which takes seconds.
     """
@@ -243,7 +243,7 @@ def gguf_bos(path: Path) -> bool | None:
 
 @contextmanager
 def _reading(source: Source) -> Iterator[None]:
-    """Turn whatever transformers says about a model that it cannot read into one line."""
+    """Turn transformers' errors about a model that it cannot read into one line."""
     try:
         yield
     # Configurations, tokenizers and weights are foreign: a damaged one can fail anywhere in their readers.

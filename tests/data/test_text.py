@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from sampled_sae.data import text
-from sampled_sae.data.text import documents
+from sampled_sae.data.text import TextSource, as_text, documents
 from sampled_sae.utils.errors import UserError
 
 TEXTS = ["first\nof two lines", "zweites, schön", "third \u2028 \U0001f600"]
@@ -266,3 +266,22 @@ def test_a_dataset_without_the_column(hub):
 def test_no_datasets_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert refusal("o/n") == "text = 'o/n': datasets is missing; pip install 'sampled-sae[lm]'"
+
+
+def test_a_new_text_is_one_entry(monkeypatch, tmp_path):
+    monkeypatch.setitem(text.NAMED, "poems", lambda: iter(["roses", "", "violets"]))
+    assert list(TextSource("poems").documents()) == ["roses", "violets"]
+
+    def read(path, field):
+        yield from path.read_text().split("---")
+
+    monkeypatch.setitem(text.READERS, ".md", text.Reader(read))
+    (tmp_path / "a.md").write_text("one---two")
+    (tmp_path / "b.txt").write_text("three")
+    assert list(TextSource(str(tmp_path)).documents()) == ["one", "two", "three"]
+
+
+def test_documents_in_memory():
+    a, b = as_text(["x", " ", "y"]), as_text(iter(["x", "z"]))
+    assert list(a.documents()) == ["x", "y"] and a.name == "3 documents in memory" and a.part != b.part
+    assert as_text(a) is a and as_text("stdlib") == TextSource("stdlib")

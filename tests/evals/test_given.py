@@ -65,6 +65,8 @@ def test_saes_of_other_places(model, hook):
     sae.cfg.metadata.update({"hook_name": hook})
     with pytest.raises(UserError, match=f"sae was trained on {hook}: only SAEs of the residual stream"):
         list(checked([sae], model, 0))
+    with pytest.raises(UserError, match=r"sae was trained on model\.layers\.0\.mlp: only SAEs of the residual stream"):
+        own_layer({"hook_name": "model.layers.0.mlp", "hook_point": "model.layers.0.mlp"}, "sae")
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 4), torch.zeros(4, dtype=torch.long), torch.zeros(0, 4).long()])

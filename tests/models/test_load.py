@@ -284,7 +284,7 @@ def test_weights_that_do_not_work(saved, tmp_path):
     refused(folder, "cannot be loaded (Error no file named")
     weights.write_bytes(content)
     longer = copied(folder, folder, vocab_size=999)
-    refused(longer, "2 of its weights are not of the shape that its configuration asks for, such as lm_head.weight")
+    refused(longer, "2 of its weights are not of the shape of its configuration, such as lm_head.weight")
     deeper = copied(folder, folder, vocab_size=len(WORDS), num_hidden_layers=LAYERS + 1)
     refused(deeper, "9 of its weights are missing, such as model.layers.3.input_layernorm.weight")
 
