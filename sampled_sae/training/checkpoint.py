@@ -6,6 +6,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from sampled_sae.config import first_difference, upgraded, versioned
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import checksum, new_folder, read_json, remove_leftovers
+from sampled_sae.utils.files import checksum, new_folder, read_json, remove_leftovers, sync
 
 KEEP = 2
 """The newest, and the one before it in case the newest is damaged later."""
@@ -36,13 +37,15 @@ class Checkpoint(NamedTuple):
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write `folder`/step-NNN and remove the oldest ones."""
     target = folder / f"step-{checkpoint.step:09d}"
-    with new_folder(target) as temporary:
+    with new_folder(target) as temporary, ThreadPoolExecutor(1) as pool:
         sizes, checksums = {}, {}
         for index, state in enumerate(checkpoint.states.values()):
             path = temporary / f"{index}.safetensors"
             save_file({name: value.contiguous() for name, value in state.items()}, path)
-            sizes[path.name], checksums[path.name] = path.stat().st_size, checksum(path)
-        files = {"names": list(checkpoint.states), "sizes": sizes, "checksums": checksums}
+            checksums[path.name] = pool.submit(checksum, path)
+            sizes[path.name] = sync(path)  # the disk writes while the checksum is computed
+        found = {name: future.result() for name, future in checksums.items()}
+        files = {"names": list(checkpoint.states), "sizes": sizes, "checksums": found}
         content = {"step": checkpoint.step, "run": checkpoint.run, **files, "extra": checkpoint.extra}
         content = versioned("checkpoint", content)
         content["checksum"] = _checksum(content)
@@ -103,7 +106,7 @@ def load(path: Path) -> Checkpoint:
             if checksums is not None and checksum(file) != checksums[file.name]:  # version 0 had none
                 raise UserError(f"{file}: changed since it was written (its checksum differs)")
             states[name] = load_file(file)
-        return Checkpoint(step, content["run"], states, content["extra"])
+        return Checkpoint(step, content["run"], states, dict(content["extra"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file}: not a checkpoint of this program ({type(error).__name__}: {error})") from None
     except (OSError, SafetensorError) as error:

@@ -168,7 +168,7 @@ class Run:
             self.scale, self.before = extra["scale"], extra["seconds"]
             for learner in self.learners:
                 learner.load_state(self.restored.states[str(learner.config.name)])
-            self.restored = None
+            self.restored = None  # its memory is free again
             self.say(f"resumed at step {self.step}")
         elif self.shared.normalize:
             self.scale = input_scale(x)

@@ -89,6 +89,13 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
             temporary.unlink(missing_ok=True)
 
 
+def sync(path: Path) -> int:
+    """Wait until the file is on the disk; returns its size."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+
 CHUNK = 2**24
 
 
@@ -153,8 +160,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         with writing(path):
             yield temporary
             for file in temporary.iterdir():
-                with file.open("rb") as handle:
-                    os.fsync(handle.fileno())
+                sync(file)
             # mkdtemp creates private folders; results are meant to be shared.
             temporary.chmod(0o755)
             _replace_folder(temporary, path)

@@ -1,15 +1,31 @@
+"""Files that an option of the optimizer or a variant of AuxK touches, plain path and GPU path together."""
+
+import ast
+from pathlib import Path
+
 import pytest
 
-from sampled_sae.method.config import OptimizerConfig
-from sampled_sae.training.optimizer import learning_rate
+import sampled_sae
+
+PACKAGE = Path(sampled_sae.__file__).parent
 
 
-def test_learning_rate_over_time():
-    config = OptimizerConfig(lr=1.0, warmup_steps=10, decay=0.2)
-    rates = [learning_rate(config, step, 100) for step in range(100)]
-    assert rates[0] == 0
-    assert rates[5] == 0.5
-    assert set(rates[10:81]) == {1.0}
-    assert rates[90] == 0.5
-    assert rates[99] == pytest.approx(1 / 20)
-    assert learning_rate(OptimizerConfig(lr=1.0), 20, 100) == 1.0  # 1,000 steps of warm-up would never end
+def users(*names: str) -> set[str]:
+    """Modules that read an attribute, or define a field or a function, of one of these names."""
+    found = set()
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            field = isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id
+            name = field or getattr(node, "attr" if isinstance(node, ast.Attribute) else "name", None)
+            if name in names:
+                found.add(file.relative_to(PACKAGE).as_posix())
+    return found
+
+
+@pytest.mark.parametrize("option", ["beta1", "beta2", "clip"])
+def test_an_optimizer_option_is_in_three_files(option):
+    assert users(option) == {"method/config.py", "training/optimizer.py", "kernels/adam.py"}
+
+
+def test_auxk_is_computed_in_two_files():
+    assert users("add_auxk", "_with_auxk") == {"training/step.py", "kernels/gradients.py"}
