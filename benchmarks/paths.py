@@ -37,7 +37,7 @@ def trained(config: ss.SAEConfig, path: str, x: Tensor, heldout: Tensor, steps: 
     """Train by one path; what came out, on held-out tokens."""
     os.environ["SAMPLED_SAE_PATH"] = path
     begin = time.perf_counter()
-    (sae,) = ss.train(x, config, steps=steps, batch_size=batch, heldout=heldout, device=x.device, progress=False)
+    sae = ss.train(x, config, steps=steps, batch_size=batch, heldout=heldout, device=x.device, progress=False)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
     cut, threshold = as_trained(sae, heldout, batch), by_threshold(sae, heldout, batch_size=batch)

@@ -64,7 +64,7 @@ def main() -> None:
     config = ss.batchtopk(a.m, a.k, optimizer=ss.OptimizerConfig(lr=1.2e-3))
     common = {"batch_size": a.batch, "device": device, "checkpoint_every": a.checkpoint}
     with clock("harvest, train, calibrate, save"):
-        (sae,) = ss.train(stream, config, steps=a.tokens // a.batch, out=a.out / "run", **common)
+        sae = ss.train(stream, config, steps=a.tokens // a.batch, out=a.out / "run", **common)
     with clock("measure"):
         tokens = torch.stack(list(islice(contexts(documents(a.heldout), model.tokenizer, text), a.contexts)))
         how = CoreConfig(put_in="normal", contexts_at_once=16)

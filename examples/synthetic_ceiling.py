@@ -61,7 +61,7 @@ def main() -> None:
     data = SyntheticData(table.data, device=a.device)
     heldout = data.batch(0, 32_768, split="heldout")
     interference(data)
-    learner = from_truth(data, table.latents, table.k, a.lr, a.steps)
+    learner = from_truth(data, table.d_sae, table.k, a.lr, a.steps)
     for step in range(a.steps):
         if step % max(1, a.steps // 5) == 0:
             report(learner, data, table.k, step, heldout)

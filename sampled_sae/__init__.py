@@ -1,8 +1,12 @@
-"""Sparse autoencoders with distribution-aware candidate pools: TopK, BatchTopK and Sampled-SAE as one family."""
+"""Train, evaluate and compare sparse autoencoders: TopK, BatchTopK and distribution-aware candidate pools.
+
+The functions of `api.py` lead from a language model and a text to SAEs, results and pages. `SAEConfig` and its parts
+configure an SAE; `batchtopk`, `topk`, `sampled` and the other presets make such configurations.
+"""
 
 from importlib import metadata as _metadata
 
-from sampled_sae.api import browse, compare, load_model, report
+from sampled_sae.api import activations, browse, compare, evaluate, load_model, report, train
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import (
     Annealed,
@@ -22,7 +26,6 @@ from sampled_sae.method.config import (
 from sampled_sae.method.presets import annealed, batchtopk, released, sampled, topk, topk_then_batchtopk
 from sampled_sae.method.scores import SCORES, register_input_score, register_score
 from sampled_sae.sae import SAE
-from sampled_sae.training.trainer import train, train_layers
 from sampled_sae.utils.errors import Interrupted, UserError
 
 try:
@@ -49,10 +52,12 @@ __all__ = [
     "ThresholdConfig",
     "UserError",
     "__version__",
+    "activations",
     "annealed",
     "batchtopk",
     "browse",
     "compare",
+    "evaluate",
     "load_model",
     "register_input_score",
     "register_score",
@@ -62,5 +67,4 @@ __all__ = [
     "topk",
     "topk_then_batchtopk",
     "train",
-    "train_layers",
 ]

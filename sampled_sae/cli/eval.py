@@ -1,129 +1,83 @@
-"""`sampled-sae eval`: trained SAEs of a language model."""
+"""`sampled-sae eval`: measure trained SAEs. The flags of each evaluation come from the registry."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import tyro
 
 from sampled_sae.data.text import TextSource
-from sampled_sae.evals import Evaluation, chosen, registry
-from sampled_sae.evals.absorption.schema import AbsorptionConfig
-from sampled_sae.evals.autointerp.schema import AutointerpConfig
-from sampled_sae.evals.core.schema import CoreConfig, PutIn
-from sampled_sae.evals.probing.schema import ProbingConfig
-from sampled_sae.evals.results import result_path
-from sampled_sae.evals.saes import find_saes
-from sampled_sae.evals.session import Request, evaluate_saes
-from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.evals import chosen, registry
+
+OF_CORE = ("contexts", "context", "loss", "no-loss", "put-in", "contexts-at-once")
 
 
 @dataclass(frozen=True)
 class Eval:
-    """Evaluate SAEs; results lie in each one's folder, as evals/NAME.json, and all of them in one table."""
+    """Evaluate SAEs. Results are written to evals/NAME.json in each SAE's folder, and to one table."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of SAEs, or of runs that hold some."""
+    """Folders of SAEs, or of runs."""
     evals: tuple[str, ...] = ("core",)
-    """core (reconstruction, density, what the model loses), probing, absorption, autointerp."""
+    """Evaluations: core, probing, absorption, autointerp, those of installed packages, or a .py file with one."""
     text: str | None = None
-    """For core and autointerp: hub dataset, a file, a folder of files, or stdlib. Its first contexts are read: of the
-    text that was trained on, core refuses more of them than were held out."""
+    """Text for the evaluations that read one: hub dataset, a file, a folder of files, or stdlib. Its first contexts are
+    read; core refuses those that the SAE was trained on."""
     text_field: str = "text"
-    """Where a document's text is in JSON, parquet and hub datasets."""
+    """Field that holds a document's text in JSON, parquet and hub datasets."""
     split: str = "train"
     """Split of a hub dataset."""
     subset: str | None = None
     """Configuration of a hub dataset."""
-    contexts: int | None = None
-    """Contexts that core reads, as long as those of training; 64 by default, or fewer if fewer were held out."""
-    interp_tokens: int = 2_000_000
-    """Tokens that autointerp reads, in contexts of 128."""
     out: Path | None = None
-    """Folder for the table of all and the files for SAEBench's tools; by default evals in the first folder, or in the
-    one that holds several SAEs side by side."""
+    """Folder for the table of all SAEs and the files for SAEBench's tools; when unset, evals in the first folder, or in
+    the one that holds several SAEs side by side."""
     model: str | None = None
-    """Model, if it is not to be found under the name that the SAE carries."""
+    """Model, where the name that is saved with the SAE does not lead to it."""
     layer: int | None = None
-    """Layer, for an SAE that does not say."""
-    context: int | None = None
-    """Tokens a context of core; by default those of training."""
-    loss: bool = True
-    """Core: measure cross-entropy and KL divergence too, which takes a pass through the model for each SAE."""
-    put_in: PutIn | None = None
-    """Core: where the reconstruction replaces the stream. By default everywhere but at the tokens of high norm for SAEs
-    that were trained without these, and as in SAEBench for others; only then do its files hold the losses."""
-    contexts_at_once: int | None = None
-    """Contexts of core in one pass through the model; 16 on a GPU, 4 elsewhere by default."""
-    probing: ProbingConfig = field(default_factory=ProbingConfig)
-    absorption: AbsorptionConfig = field(default_factory=AbsorptionConfig)
-    autointerp: AutointerpConfig = field(default_factory=AutointerpConfig)
+    """Layer, for an SAE that does not name its own."""
     model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Precision of the model; bfloat16 on a GPU, float32 elsewhere by default."""
+    """Precision of the model; bfloat16 on a GPU, float32 elsewhere when unset."""
     redo: bool = False
-    """Measure again what was measured in the same way already."""
+    """Measure again what was measured in the same way before."""
     device: str | None = None
-    """cpu, cuda, cuda:1 and so on; the GPU if there is one by default."""
+    """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
+
+    OLD_FLAGS: ClassVar[dict[str, str]] = {
+        **{f"--{name}": f"--core.{name}" for name in OF_CORE},
+        "--interp-tokens": "--autointerp.tokens",
+    }
 
     def run(self) -> None:
-        from sampled_sae.reporting.tables import write_tables
-        from sampled_sae.reporting.terminal import print_evals
+        from sampled_sae.api import evaluate
+        from sampled_sae.evals.session import Request
 
-        evaluations, found = chosen(self.evals), find_saes(self.folders)
-        dtype = None if self.model_dtype is None else getattr(torch, self.model_dtype)
-        evaluate_saes(
-            found,
+        results = evaluate(
+            self.folders,
             self.model,
-            [Request(evaluation, self._settings(evaluation)) for evaluation in evaluations],
+            [Request(each, getattr(self, each.name, None) or each.config()) for each in chosen(self.evals)],
             text=None if self.text is None else TextSource(self.text, self.text_field, self.split, self.subset),
+            out=self.out or self._default_out(),
+            redo=self.redo,
             layer=self.layer,
             device=self.device,
-            dtype=dtype,
-            redo=self.redo,
-            load=self._load,
+            dtype=self.model_dtype and getattr(torch, self.model_dtype),
         )
-        names = [evaluation.name for evaluation in evaluations]
-        print_evals({name: {folder: result_path(folder, name) for folder in found} for name in names})
-        print(write_tables(found, self.out or self._default_out()))
-
-    def _settings(self, evaluation: Evaluation) -> Any:
-        if evaluation.name == "core":
-            return CoreConfig(
-                contexts=self.contexts,
-                context=self.context,
-                loss=self.loss,
-                put_in=self.put_in,
-                contexts_at_once=self.contexts_at_once,
-            )
-        if evaluation.name == "autointerp":
-            return replace(self.autointerp, tokens=self.interp_tokens)
-        return getattr(self, evaluation.name, None) or evaluation.config()
+        print(results)
+        print(results.table)
 
     def _default_out(self) -> Path:
-        """In the first folder; of several SAEs that lie side by side in the one that holds them."""
-        first, *others = self.folders
+        """In the first folder; if SAEs side by side are given, in the folder that holds them."""
+        first, *others = self.folders or (Path(),)
         beside = others and all(folder.resolve().parent == first.resolve().parent for folder in others)
         together = beside and (first / "sae_weights.safetensors").exists()
         return (first.resolve().parent if together else first) / "evals"
 
-    def _load(self, name: str, device: torch.device, dtype: torch.dtype) -> LanguageModel:
-        from sampled_sae.models.load import load_model
 
-        return load_model(name, device, dtype)
-
-
-def with_plugins() -> type[Eval]:
-    """The command with a group of flags for each evaluation of an installed package."""
-    known = {"core", *(item.name for item in fields(Eval))}
-    others = [
-        (name, evaluation.config, field(default_factory=evaluation.config))
-        for name, evaluation in registry().items()
-        if name not in known
-    ]
-    return make_dataclass("Eval", others, bases=(Eval,), frozen=True) if others else Eval
-
-
-Command = with_plugins()
+def command() -> Any:
+    """`Eval` with the settings of each evaluation in a group of its name."""
+    groups = [(name, each.config, field(default_factory=each.config)) for name, each in registry().items()]
+    return make_dataclass("Eval", groups, bases=(Eval,), frozen=True, namespace={"__doc__": Eval.__doc__})

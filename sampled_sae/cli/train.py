@@ -1,236 +1,209 @@
-"""`sampled-sae train`: from a file of activations, or from a language model and a text, to SAEs."""
+"""`sampled-sae train`: from activations, or from a language model and a text, to SAEs."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from sampled_sae.cli.cache import Source
-from sampled_sae.config import read_file, require
-from sampled_sae.formats import describe
-from sampled_sae.method import presets
-from sampled_sae.method.config import AuxKConfig, OptimizerConfig, SAEConfig
-from sampled_sae.method.scores import get_score, load_scores
+from sampled_sae.cli.cache import Collect, Source
+from sampled_sae.config import PositiveNumber, read_file
+from sampled_sae.experiments.stages import words
+from sampled_sae.method.config import AuxKConfig, OptimizerConfig, SAEConfig, ThresholdConfig
+from sampled_sae.method.presets import parse_methods
+from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
-if TYPE_CHECKING:
-    from sampled_sae.data.stream import ActivationSource
+IN_CONFIGS = ("d_sae", "k", "methods", "optimizer", "auxk", "threshold")
+"""Settings that a file of configurations contains."""
 
-Method = Literal["batchtopk", "topk", "topk_then_batchtopk", "sampled", "released", "annealed"]
-USUAL: dict[str, Any] = {
-    **{"latents": 16_384, "k": 32, "methods": ("batchtopk",), "scores": None, "l": (5.0,), "lr": 3e-4},
-    **{"batch_size": 4096, "steps": None, "tokens": None},
-}
-PAPER: dict[str, Any] = USUAL | {
-    **{"tokens": 25_000_000, "latents": 65_536, "k": 60, "methods": ("batchtopk", "sampled")},
-    **{"scores": ("l2", "squared_l2", "entropy", "uniform"), "l": (1, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70, 100)},
-}
-PRESETS = {"paper": PAPER, "paper-50k": PAPER | {"tokens": None, "steps": 50_000}}
-PYTHIA: dict[str, Any] = {
-    **{"model": "EleutherAI/pythia-160m-deduped", "layer": (6,), "text": "monology/pile-uncopyrighted"},
-    **{"context": 1024, "max_norm": float("inf")},
-}
-SOURCES: dict[str | None, dict[str, Any]] = {
-    **{None: {"context": 1024, "max_norm": 10.0}, "paper": PYTHIA, "paper-50k": PYTHIA}
-}
-POOLED = ("sampled", "released", "annealed")
-USED_BY: dict[str, tuple[str, ...]] = {
-    **{"scores": POOLED, "l": ("sampled",), "pick": ("sampled",), "fraction": ("released", "annealed")},
-    **{"at": ("topk_then_batchtopk", "released", "annealed")},
-}
-"""Settings that not every method has."""
-IN_CONFIGS = ("latents", "k", "methods", *USED_BY, "lr", "dead_after")
-"""Settings that a file of configurations holds itself."""
+
+@dataclass(frozen=True, slots=True)
+class Optimizer(OptimizerConfig):
+    """Adam, its learning rate over time, and clipping."""
+
+    lr: Annotated[PositiveNumber, tyro.conf.arg(aliases=("--lr",))] = 3e-4
+    """Peak learning rate."""
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train SAEs, all of them in one pass: on activations in a file, or on those of a language model on a text."""
+    """Train SAEs on the same batches: on activations in a file, or on those of a language model on a text."""
 
     out: Path
     """Folder for the SAEs, the log and the checkpoints."""
     activations: tyro.conf.Positional[Path | None] = None
-    """A .npy, .safetensors or .pt file with a tensor [N, d] or [N, L, d]; or name a model instead."""
+    """A .npy, .safetensors or .pt file with a tensor [N, d_in] or [N, L, d_in], or a cache; otherwise name a model."""
     preset: Literal["paper", "paper-50k"] | None = None
-    """The paper's real experiment, all 49 SAEs: on 25M tokens, or for its other reading, 50,000 steps."""
-    source: Annotated[Source, tyro.conf.arg(name="")] = field(default_factory=Source)
+    """The paper's experiment, all 49 SAEs: on 25M tokens, or for 50,000 steps. Other flags replace its values."""
     tokens: int | None = None
-    """Tokens to train on, instead of `steps`."""
+    """Tokens to train on; alternatively `--steps`."""
     steps: int | None = None
-    """Optimiser steps."""
-    latents: int | None = None
-    """Latents m (16,384)."""
-    k: int | None = None
-    """Mean active latents a token (32)."""
-    methods: tuple[Method, ...] | None = None
-    """Members of the family to train (batchtopk)."""
-    scores: tuple[str, ...] | None = None
-    """Scores for the methods that have a pool; by default l2 for 'sampled', uniform for the others."""
-    l: tuple[float, ...] | None = None
-    """Pool multipliers for the method 'sampled' (5)."""
-    fraction: float | None = None
-    """Share of the latents in the pool at the start; by default .5 for 'released', .3 for 'annealed'."""
-    at: float | None = None
-    """Share of the steps after which the method changes over; by default .7, and 1 for 'annealed'."""
-    pick: Literal["top", "sample"] = "top"
-    """How 'sampled' picks its pool from the scores."""
+    """Optimizer steps."""
+    d_sae: Annotated[int, tyro.conf.arg(aliases=("--latents",))] = 16_384
+    """Latents of each SAE."""
+    k: int = 32
+    """Mean active latents per token."""
+    methods: tuple[str, ...] = ("batchtopk",)
+    """Methods: batchtopk, topk, topk_then_batchtopk, sampled, released, annealed, each with parameters after a colon;
+    `/` separates alternatives, as in sampled:score=l2/entropy,l=5/30."""
     seeds: tuple[int, ...] = (0,)
-    """Every SAE is trained once for each seed."""
+    """Each SAE is trained once with each seed."""
     configs: Path | None = None
-    """A JSON file with a list of SAE configurations, instead of the settings above."""
-    lr: float | None = None
-    """Peak learning rate (3e-4)."""
-    dead_after: int = 10_000_000
-    """Tokens without firing after which a latent counts as dead."""
-    batch_size: int | None = None
-    """Tokens a step (4,096)."""
+    """A JSON file with a list of SAE configurations, which replaces methods and their settings."""
+    batch_size: int = 4096
+    """Tokens per step."""
+    heldout_tokens: int = 65_536
+    """Tokens kept out of training to measure the input's scale and to calibrate the threshold."""
     normalize: bool = True
     """Scale the input to unit root mean square norm while training."""
+    log_every: int = 50
+    """Steps between two lines of the log."""
     checkpoint_every: int = 1000
     """Steps between two checkpoints."""
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Where else the log goes."""
+    """Further destinations of the log."""
     resume: bool = False
-    """Go on from the last checkpoint in `out`."""
+    """Continue from the last checkpoint in `out`."""
     device: str | None = None
-    """cpu, cuda, cuda:1 and so on; the GPU if there is one by default."""
+    """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
     key: str | None = None
     """Name of the tensor in a file that holds several."""
     load_scores: tuple[Path, ...] = ()
-    """Python files that register scores of your own."""
+    """Python files that register custom scores."""
+    collect: Annotated[Collect, tyro.conf.arg(name="")] = field(default_factory=Collect)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    auxk: AuxKConfig = field(default_factory=AuxKConfig)
+    threshold: ThresholdConfig = field(default_factory=ThresholdConfig)
+
+    OLD_FLAGS: ClassVar[Mapping[str, str]] = {**Collect.OLD_FLAGS, "--dead-after": "--auxk.dead-after"}
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "--scores": "--methods sampled:score=l2/entropy",
+        "--l": "--methods sampled:l=5/30",
+        "--pick": "--methods sampled:pick=sample",
+        "--fraction": "--methods released:fraction=0.5",
+        "--at": "--methods released:at=0.7 (until= for the other methods)",
+    }
+
+    @classmethod
+    def defaults(cls, arguments: Sequence[str]) -> Train:
+        """The values of flags that are not given: the preset's, where one is chosen."""
+        words = [part for word in arguments for part in word.split("=", 1)]
+        chosen = next((name for flag, name in pairwise(words) if flag == "--preset"), None)
+        base = PRESETS.get(chosen, Train(tyro.MISSING))
+        # One of the two, given in whichever way, replaces the preset's.
+        return replace(base, steps=None, tokens=None) if {"--steps", "--tokens"} & set(words) else base
 
     def run(self) -> None:
-        from sampled_sae.training.trainer import train_in_passes
+        from sampled_sae.api import train
+        from sampled_sae.data.source import open_source
+        from sampled_sae.method.scores import load_scores
 
         for script in self.load_scores:
             load_scores(script)
-        chosen = self._chosen()
-        if not self.seeds or not chosen.methods:
-            raise UserError("methods and seeds: each must name at least one")
-        require(chosen.batch_size >= 1, "batch_size", chosen.batch_size, "must be at least 1")
-        self._refuse_unused(chosen)
-        configs, steps = self._configs(chosen), self._steps(chosen)
-        for name in dict.fromkeys(presets.label(config) for config in configs if config.holds_all):
-            print(f"{name}: its pool holds all latents, so it is BatchTopK", file=sys.stderr)
-        folders = train_in_passes(
-            self._source(),
+        self.refuse_unused()
+        configs = self.sae_configs()
+        path = self.activations
+        found = train(
+            self.collect.activations(self.device) if path is None else open_source(path, key=self.key),
             configs,
-            self.out,
-            steps=steps,
-            batch_size=chosen.batch_size,
-            seed=self.seeds[0],
+            steps=self.steps,
+            tokens=self.tokens,
+            out=self.out,
             resume=self.resume,
             device=self.device,
+            batch_size=self.batch_size,
+            seed=self.seeds[0],
             normalize=self.normalize,
-            heldout_tokens=self.source.heldout_tokens,
+            heldout_tokens=self.heldout_tokens,
+            log_every=self.log_every,
             checkpoint_every=self.checkpoint_every,
             log_to=self.log_to,
         )
-        for folder in folders:
-            # Folders alone on stdout, for whoever reads them there.
-            if line := _how_well(folder):
-                print(line, file=sys.stderr)
-            print(folder, flush=True)
+        for sae in [sae for saes in found.values() for sae in saes] if isinstance(found, dict) else found:
+            print(_summary(sae), file=sys.stderr)
+            print(sae.folder, flush=True)  # only folders on stdout, for scripts
 
-    def _chosen(self) -> SimpleNamespace:
-        """What was asked for, and the preset's or the usual value where nothing was."""
-        values = USUAL if self.preset is None else PRESETS[self.preset]
-        asked = {name: getattr(self, name) for name in values if getattr(self, name) is not None}
-        if "steps" in asked or "tokens" in asked:  # instead of the preset's length, whichever way it is given
-            values = values | {"steps": None, "tokens": None}
-        return SimpleNamespace(**values | asked)
-
-    def _refuse_unused(self, chosen: SimpleNamespace) -> None:
-        """A setting that was given and that nothing uses is a mistake, not something to pass over."""
-        for name in given(self, IN_CONFIGS) if self.configs is not None else ():
-            raise unused(self, name, f"with --configs {self.configs}: set it in that file")
-        if self.configs is not None and len(self.seeds) > 1:
-            raise unused(self, "seeds", f"with --configs {self.configs}: give one, and set the SAEs' own in that file")
-        for name in given(self, tuple(USED_BY)):
-            users = USED_BY[name]
-            if not set(users) & set(chosen.methods):
-                what = f"by --methods {' '.join(chosen.methods)}: it is for {', '.join(users)}"
-                raise unused(self, name, what)
-        path = self.activations
-        if path is None:
-            for name in given(self, ("key",)):
-                raise unused(self, name, "with --model: it is for a file of activations")
-            return
-        if self.source.model is not None:
-            raise UserError(f"activations = {str(path)!r} and model = {self.source.model!r}: give one of the two")
-        for name in given(self.source, tuple(f.name for f in fields(Source) if f.name != "heldout_tokens")):
-            raise unused(self.source, name, f"with the activations in {path}: it is for --model")
-        if self.key is not None and (path.suffix == ".npy" or path.is_dir()):
-            raise unused(self, "key", f"with {path}: it is for a file that holds several tensors")
-
-    def _steps(self, chosen: SimpleNamespace) -> int:
-        from sampled_sae.data.harvest import tokens_to_steps
-
-        if (chosen.steps is None) == (chosen.tokens is None):
-            raise UserError(f"steps = {chosen.steps}, tokens = {chosen.tokens}: give one of the two")
-        return chosen.steps if chosen.tokens is None else tokens_to_steps(chosen.tokens, chosen.batch_size)
-
-    def _source(self) -> ActivationSource:
-        from sampled_sae.data.source import open_source
-
-        if self.activations is None:
-            return self.source.or_else(SOURCES[self.preset]).activations(self.device)
-        return open_source(self.activations, key=self.key)
-
-    def _configs(self, chosen: SimpleNamespace) -> list[SAEConfig]:
+    def sae_configs(self) -> list[SAEConfig]:
+        """The configurations of all SAEs."""
         if self.configs is not None:
             plain = read_file(self.configs, "configs").get("saes")
             if not isinstance(plain, list):
                 raise UserError(f"{self.configs}: must hold a list of SAE configurations")
             return [SAEConfig.from_dict(item, f"{self.configs}: saes[{i}]") for i, item in enumerate(plain)]
-        shared: dict[str, Any] = {
-            "optimizer": OptimizerConfig(lr=chosen.lr),
-            "auxk": AuxKConfig(dead_after=self.dead_after),
-        }
-        made: list[SAEConfig] = []
-        for method in chosen.methods:
-            made += self._of_method(method, chosen, shared)
-        return [replace(config, seed=seed) for config in made for seed in self.seeds]
+        shared: dict[str, Any] = {"optimizer": OptimizerConfig.from_dict(self.optimizer.to_dict())}
+        shared |= {"auxk": self.auxk, "threshold": self.threshold}
+        return parse_methods(self.methods, d_sae=self.d_sae, k=self.k, seeds=self.seeds, **shared)
 
-    def _of_method(self, method: str, chosen: SimpleNamespace, shared: dict[str, Any]) -> list[SAEConfig]:
-        size: dict[str, Any] = {"d_sae": chosen.latents, "k": chosen.k, **shared}
-        if method in ("batchtopk", "topk"):
-            return [presets.PRESETS[method](**size)]
-        if self.at is not None and method != "sampled":
-            size["at" if method == "released" else "until"] = self.at
-        if method == "topk_then_batchtopk":
-            return [presets.topk_then_batchtopk(**size)]
-        named = chosen.scores is not None
-        scores: list[dict[str, Any]] = [{"score": get_score(s).name} for s in chosen.scores or ()] if named else [{}]
-        if method == "sampled":
-            return [presets.sampled(l=l, pick=self.pick, **score, **size) for score in scores for l in chosen.l]
-        if self.fraction is not None:
-            size["fraction"] = self.fraction
-        return [presets.PRESETS[method](**score, **size) for score in scores]
+    def refuse_unused(self) -> None:
+        """Refuse flags that have no effect."""
+        base = PRESETS.get(self.preset, Train(self.out))
+        given = dict(_changed(self, base))
+        collected = dict(_changed(self.collect, base.collect))
+        if self.configs is not None:
+            unused = [flag for flag in given if flag.split(".")[0] in IN_CONFIGS]
+            _refuse(given, unused, f"with --configs {self.configs}: set it in that file")
+            several = ["seeds"] if len(self.seeds) > 1 else []
+            _refuse(given, several, f"with --configs {self.configs}: give one, and set the SAEs' own in that file")
+        path = self.activations
+        if path is None:
+            _refuse(given, ["key"], "with --model: it is for a file of activations")
+            return
+        if "model" in collected:
+            raise UserError(f"activations = {str(path)!r} and model = {self.collect.model!r}: give one of the two")
+        _refuse(collected, list(collected), f"with the activations in {path}: it is for --model")
+        if path.suffix == ".npy" or path.is_dir():
+            _refuse(given, ["key"], f"with {path}: it is for a file that holds several tensors")
 
 
-def _how_well(folder: Path) -> str:
-    """What training says of the SAE that it left there."""
-    training = describe(folder).metadata.get("training", {})
+def _changed(settings: Any, base: Any, group: str = "") -> Iterator[tuple[str, Any]]:
+    """Flags and values that differ from `base`, those of groups with their prefix."""
+    for item in fields(settings):
+        value, usual = getattr(settings, item.name), getattr(base, item.name)
+        if isinstance(value, Collect):
+            continue
+        if is_dataclass(value):
+            yield from _changed(value, usual, f"{group}{item.name}.")
+        elif value != usual:
+            yield f"{group}{item.name}", value
+
+
+def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:
+    """One line about the first of these flags that was given."""
+    for name in names:
+        if name in given:
+            raise UserError(f"{' '.join(words({name: given[name]}))} is not used {why}")
+
+
+def _summary(sae: SAE) -> str:
+    """FVU and L0 on held-out tokens, and the share of dead latents."""
+    training, name = sae.cfg.metadata["training"], sae.cfg.training.name if sae.cfg.training else ""
     measured = training.get("heldout") or {}
-    shown = [f"{name} {measured[key]:.3g}" for key, name in (("fvu", "FVU"), ("l0", "L0")) if measured.get(key)]
-    return f"{folder.name}: {', '.join(shown)} on held-out tokens, {training['dead']:.1%} dead" if shown else ""
+    shown = [f"{title} {measured[key]:.3g}" for key, title in (("fvu", "FVU"), ("l0", "L0")) if measured.get(key)]
+    return f"{name}: {', '.join(shown)} on held-out tokens, {training['dead']:.1%} dead" if shown else str(name)
 
 
-def given(settings: Any, names: tuple[str, ...]) -> list[str]:
-    """Those of the fields that have another value than if nothing had been said."""
-    usual = {item.name: item.default for item in fields(settings)}
-    return [name for name in names if getattr(settings, name) != usual[name]]
-
-
-def unused(settings: Any, name: str, why: str) -> UserError:
-    """One line on a flag that nothing uses."""
-    value = getattr(settings, name)
-    listed = value if isinstance(value, tuple) else () if value is True else (value,)
-    words = " ".join(f"{part:g}" if isinstance(part, float) else str(part) for part in listed)
-    return UserError(f"--{name.replace('_', '-')} {words}".rstrip() + f" is not used {why}")
+SCORES, MULTIPLIERS = "l2/squared_l2/entropy/uniform", "1/3/4/5/10/20/30/40/50/60/70/100"
+PAPER = Train(
+    tyro.MISSING,
+    preset="paper",
+    tokens=25_000_000,
+    d_sae=65_536,
+    k=60,
+    methods=("batchtopk", f"sampled:score={SCORES},l={MULTIPLIERS}"),
+    collect=Collect(
+        model="EleutherAI/pythia-160m-deduped",
+        layer=(6,),
+        text="monology/pile-uncopyrighted",
+        source=Source(context=1024, high_norm_factor=None),
+    ),
+)
+PRESETS: dict[str | None, Train] = {
+    "paper": PAPER,
+    "paper-50k": replace(PAPER, preset="paper-50k", tokens=None, steps=50_000),
+}

@@ -27,7 +27,7 @@ PYTHIA_160M = Shape(width=768, blocks=12, block_weights=7_077_888, vocabulary=50
 
 @dataclass(frozen=True, slots=True)
 class SyntheticPart(Config):
-    """The synthetic experiment: a preset of `sampled-sae synthetic`, and what stands instead of its values."""
+    """The synthetic experiment: a preset of `sampled-sae synthetic`, and values that replace its own."""
 
     preset: str = "demo"
     steps: int | None = None
@@ -38,7 +38,7 @@ class SyntheticPart(Config):
 
 @dataclass(frozen=True, slots=True)
 class Scale(Config):
-    """Everything that decides what a reproduction of the paper comes to."""
+    """Everything that decides the results of a reproduction of the paper."""
 
     synthetic: SyntheticPart
     """The experiment with known features."""
@@ -49,51 +49,49 @@ class Scale(Config):
     layer: int
     """The residual stream after this block, counted from 0."""
     text: str
-    """What is read for training, for core and for autointerp."""
+    """Text of training, core and autointerp."""
     context: int
-    """Tokens a context."""
+    """Tokens per context."""
     tokens: int
     """Tokens to train on; a shorter text is read again from its beginning."""
-    latents: int
-    """Latents m of every SAE."""
+    d_sae: int
+    """Latents of each SAE."""
     k: int
-    """Mean active latents a token, K."""
+    """Mean active latents per token, K."""
     scores: tuple[str, ...] = PAPER_SCORES
     """Scores of the pools."""
     multipliers: tuple[float, ...] = (5.0,)
     """Pool multipliers l, each with each score."""
     others: tuple[str, ...] = ()
-    """Further members of the family beside BatchTopK, by their names in `sampled-sae train --methods`."""
+    """Further methods beside BatchTopK, by their names in `sampled-sae train --methods`."""
     seeds: Annotated[tuple[Seed, ...], NotEmpty] = (0, 1, 2)
     """The first is the sweep's. BatchTopK and each score at `seed_multiplier` are trained with all of them."""
     seed_multiplier: float = 5.0
     """Multiplier l of the SAEs that are compared across seeds."""
-    saes_a_run: Positive = 100
-    """SAEs that are trained together at most; fewer take less room for checkpoints, and one more reading each."""
+    saes_per_run: Positive = 100
+    """Most SAEs that are trained together; fewer need less disk for checkpoints, and the text is read more often."""
     lr: float = 3e-4
     """Peak learning rate."""
     dead_after: int = 10_000_000
     """Tokens without firing after which a latent counts as dead."""
     batch_size: int = 4096
-    """Tokens a step."""
-    max_norm: float = 10.0
-    """Tokens whose norm is above so many times the median are not trained on; infinity keeps them."""
+    """Tokens per step."""
+    high_norm_factor: float = 10.0
+    """Tokens whose norm is above this multiple of the median are not trained on; infinity keeps them."""
     heldout_tokens: int = 65_536
     """Tokens kept out of training."""
     buffer_tokens: int = 2**19
     """Tokens that are shuffled together."""
     checkpoint_every: int = 1000
     """Steps between two checkpoints."""
-    contexts: int = 64
-    """Held-out contexts that core reads."""
+    core: CoreConfig = field(default_factory=lambda: CoreConfig(contexts=64))
+    """Reconstruction and model loss."""
     probing: ProbingConfig = field(default_factory=ProbingConfig)
-    """Sparse probing; `STAND_IN` among its datasets is made on the spot."""
+    """Sparse probing; the file of `STAND_IN` among its datasets is written by the stage."""
     absorption: AbsorptionConfig = field(default_factory=AbsorptionConfig)
     """First-letter absorption."""
     autointerp: AutointerpConfig = field(default_factory=AutointerpConfig)
     """Automated interpretability."""
-    interp_tokens: int = 2_000_000
-    """Tokens that it reads."""
     similarity: SimilarityConfig = field(default_factory=SimilarityConfig)
     """The comparison of SAEs."""
     figures: bool = True
@@ -109,13 +107,13 @@ class Scale(Config):
             "optimizer": OptimizerConfig(lr=self.lr),
             "auxk": AuxKConfig(dead_after=self.dead_after),
         }
-        base = presets.batchtopk(self.latents, self.k, **common)
+        base = presets.batchtopk(self.d_sae, self.k, **common)
         pools = {
-            (get_score(score).name, l): presets.sampled(self.latents, self.k, get_score(score).name, l, **common)
+            (get_score(score).name, l): presets.sampled(self.d_sae, self.k, get_score(score).name, l, **common)
             for score in self.scores
             for l in self.multipliers
         }
-        more = [presets.PRESETS[name](self.latents, self.k, **common) for name in self.others]
+        more = [presets.PRESETS[name](self.d_sae, self.k, **common) for name in self.others]
         again = [base, *(config for (_, l), config in pools.items() if l == self.seed_multiplier)]
         first, *rest = self.seeds
         made = [replace(config, seed=first) for config in [base, *pools.values(), *more]]
@@ -124,17 +122,12 @@ class Scale(Config):
 
     def evaluations(self) -> dict[str, Any]:
         """The settings of each evaluation by its name."""
-        return {
-            "core": CoreConfig(contexts=self.contexts),
-            "probing": self.probing,
-            "absorption": self.absorption,
-            "autointerp": replace(self.autointerp, tokens=self.interp_tokens),
-        }
+        return {name: getattr(self, name) for name in ("core", "probing", "absorption", "autointerp")}
 
     def runs(self) -> list[list[SAEConfig]]:
         """The SAEs in groups that are trained together, of about the same size."""
         saes = self.saes()
-        count = -(-len(saes) // self.saes_a_run)
+        count = -(-len(saes) // self.saes_per_run)
         size = -(-len(saes) // count)
         return [saes[i : i + size] for i in range(0, len(saes), size)]
 
@@ -149,7 +142,7 @@ SCALES: dict[str, Scale] = {
         text="stdlib",
         context=128,
         tokens=80_000,
-        latents=2048,
+        d_sae=2048,
         k=16,
         scores=("l2", "entropy", "uniform"),
         multipliers=(5, 30),
@@ -162,11 +155,10 @@ SCALES: dict[str, Scale] = {
         heldout_tokens=8192,
         buffer_tokens=32_768,
         checkpoint_every=50,
-        contexts=12,
+        core=CoreConfig(contexts=12),
         probing=ProbingConfig((STAND_IN,), train_texts=160, test_texts=40, tokens=64),
         absorption=AbsorptionConfig(max_words=4000, lines=2),
-        autointerp=AutointerpConfig(embedder="minilm", max_latents=20),
-        interp_tokens=32_768,
+        autointerp=AutointerpConfig(embedder="minilm", max_latents=20, tokens=32_768),
         similarity=SimilarityConfig(across="reference"),
     ),
     # One GPU; offline too. The standard library's 3.5M tokens are read three times over.
@@ -178,7 +170,7 @@ SCALES: dict[str, Scale] = {
         text="stdlib",
         context=512,
         tokens=10_000_000,
-        latents=16_384,
+        d_sae=16_384,
         k=32,
         multipliers=(5, 30, 100),
         others=("topk_then_batchtopk", "released"),
@@ -187,8 +179,7 @@ SCALES: dict[str, Scale] = {
         dead_after=1_000_000,
         probing=ProbingConfig((STAND_IN,), train_texts=400, test_texts=100),
         absorption=AbsorptionConfig(max_words=12_000),
-        autointerp=AutointerpConfig(embedder="minilm", max_latents=200),
-        interp_tokens=500_000,
+        autointerp=AutointerpConfig(embedder="minilm", max_latents=200, tokens=500_000),
         similarity=SimilarityConfig(across="reference", matching="none"),
     ),
     # The paper's own table of settings; feature tables and seeds at l = 100, which its tables of features say.
@@ -200,12 +191,12 @@ SCALES: dict[str, Scale] = {
         text="monology/pile-uncopyrighted",
         context=1024,
         tokens=25_000_000,
-        latents=65_536,
+        d_sae=65_536,
         k=60,
         multipliers=(1, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70, 100),
         seed_multiplier=100,
-        saes_a_run=8,
-        max_norm=float("inf"),
+        saes_per_run=8,
+        high_norm_factor=float("inf"),
         checkpoint_every=3000,
         similarity=SimilarityConfig(across="reference", matching="none"),
     ),

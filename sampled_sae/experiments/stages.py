@@ -1,26 +1,28 @@
-"""Stages that are run one after the other, each once: what is finished under the same settings is not done again.
+"""Resumable stages: a stage that is finished under the same settings is not run again.
 
-`reproduce.json` in the folder says which stages are finished, under which settings, when and how long they took.
+`reproduce.json` in the folder lists the finished stages with their settings, times and versions.
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
+import shlex
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from sampled_sae.config import first_difference, plain
+from sampled_sae.config import first_difference, migration, plain, read_file, renamed, within, write_file
 from sampled_sae.utils.errors import Interrupted, UserError
-from sampled_sae.utils.files import alone_in, read_json, write_json
+from sampled_sae.utils.files import alone_in
 from sampled_sae.utils.progress import clock
 from sampled_sae.utils.system import git_commit, versions
 
@@ -34,44 +36,35 @@ class Stage:
     name: str
     """For `--only`, `--skip` and the record."""
     settings: dict[str, Any]
-    """What decides its outcome, as plain JSON."""
+    """What decides its results, as plain JSON."""
     run: Callable[[], Any]
-    """Does the work, or goes on with it."""
+    """Does the work, or continues it."""
     leaves: tuple[Path, ...]
-    """Files that are there when it is finished."""
+    """Files that exist when it is finished."""
     needs: tuple[str, ...] = ()
     """Stages that must be finished before."""
     reads: tuple[str, ...] = ()
-    """Stages whose results it takes in where they are there; it is run again after them."""
+    """Stages whose results it includes if they exist; it is run again after them."""
     keeps: bool = False
     """Whether its folder cannot be used again under other settings."""
     commands: tuple[str, ...] = ()
-    """The same by hand."""
-
-
-class Sitting(NamedTuple):
-    """What became of a stage this time."""
-
-    name: str
-    done: bool
-    """Whether it was run; if not, it had been finished before."""
-    seconds: float
+    """The same as command lines."""
 
 
 class Record:
-    """The file that says how far the work is."""
+    """The file of finished stages."""
 
     def __init__(self, folder: Path, scale: str):
         self.path = folder / RECORD
-        there = read_json(self.path) if self.path.exists() else {}
-        if not isinstance(there, dict) or not isinstance(there.get("stages", {}), dict):
+        there = read_file(self.path, "reproduce") if self.path.exists() else {}
+        if not isinstance(there.get("stages", {}), dict):
             raise UserError(f"{self.path}: not a record of this program; choose another folder")
         if there.get("scale", scale) != scale:
             raise UserError(f"scale = {scale!r}: {folder} holds scale {there['scale']!r}; choose another folder")
         self.content: dict[str, Any] = {"scale": scale, "stages": {}} | there
 
     def entry(self, name: str) -> dict[str, Any]:
-        """What is known of a stage; empty for one that was never begun."""
+        """What is recorded of a stage; empty if it was never started."""
         found = self.content["stages"].get(name)
         return found if isinstance(found, dict) else {}
 
@@ -86,16 +79,17 @@ class Record:
         return fresh and all(path.exists() for path in stage.leaves)
 
     def check(self, stage: Stage) -> None:
-        """Refuse other settings where a stage cannot begin anew."""
+        """Refuse other settings where a stage cannot be started again."""
         old = self.entry(stage.name).get("settings")
         if stage.keeps and old is not None:
             difference = first_difference(old, plain(stage.settings))
             if difference:
-                raise UserError(f"{self.path}: {stage.name} was begun otherwise: {difference}; choose another folder")
+                other = f"{stage.name} was started with other settings: {difference}"
+                raise UserError(f"{self.path}: {other}; choose another folder")
 
     def write(self, **about: Any) -> None:
         self.content |= about
-        write_json(self.path, self.content)
+        write_file(self.path, "reproduce", self.content)
 
     def begin(self, stage: Stage) -> None:
         same = self.entry(stage.name).get("settings") == plain(stage.settings)
@@ -121,8 +115,29 @@ class Record:
         return self.entry(name).get("finished") is not None
 
 
+@migration("reproduce", 1)
+def _upgrade(content: Any) -> Any:
+    """Names of version 0, and the defaults of settings that stages did not list."""
+    from sampled_sae.config import to_dict
+    from sampled_sae.evals.autointerp.schema import AutointerpConfig
+    from sampled_sae.evals.core.schema import CoreConfig
+
+    def training(old: Any) -> Any:
+        return renamed(old, latents="d_sae", saes_a_run="saes_per_run", max_norm="high_norm_factor")
+
+    def completed(default: Any) -> Callable[[Any], Any]:
+        return lambda old: plain(to_dict(default)) | renamed(old, interp_tokens="tokens")
+
+    changes = {"train": training, "core": completed(CoreConfig()), "autointerp": completed(AutointerpConfig())}
+    for name, change in changes.items():
+        content = within(
+            content, "stages", partial(within, field=name, change=partial(within, field="settings", change=change))
+        )
+    return content
+
+
 def now() -> str:
-    """The time in letters that sort as time does."""
+    """The time as text that sorts by time."""
     return datetime.now(timezone.utc).isoformat(timespec="microseconds")
 
 
@@ -139,26 +154,20 @@ def chosen(stages: Sequence[Stage], only: Sequence[str] | None, skip: Sequence[s
     return kept
 
 
-def run_stages(
-    stages: Sequence[Stage], out: Path, scale: str, about: dict[str, Any], tell: Callable[[str], None]
-) -> list[Sitting]:
-    """Run what is not finished; an interruption leaves the record in order and says that one can go on."""
+def run_stages(stages: Sequence[Stage], out: Path, scale: str, about: dict[str, Any]) -> None:
+    """Run the stages that are not finished; after an interruption the same call continues."""
     with alone_in(out):
         record = Record(out, scale)
         for stage in stages:
             record.check(stage)
         _check_needs(stages, record)
         record.write(**about)
-        sittings = []
         for number, stage in enumerate(stages, start=1):
             head = f"[{number}/{len(stages)}] {stage.name}"
             if record.is_done(stage):
-                tell(f"{head}: finished before, {clock(record.entry(stage.name)['seconds'])}")
-                sittings.append(Sitting(stage.name, False, 0.0))
-                continue
-            sittings.append(_run(stage, record, functools.partial(tell, head)))
-            tell(f"{head}: {clock(sittings[-1].seconds)}")
-        return sittings
+                say(f"{head}: finished before, {clock(record.entry(stage.name)['seconds'])}")
+            else:
+                say(f"{head}: {clock(_run(stage, record, head))}")
 
 
 def _check_needs(stages: Sequence[Stage], record: Record) -> None:
@@ -170,26 +179,26 @@ def _check_needs(stages: Sequence[Stage], record: Record) -> None:
         ahead.add(stage.name)
 
 
-def _run(stage: Stage, record: Record, say_so: Callable[[], None]) -> Sitting:
+def _run(stage: Stage, record: Record, head: str) -> float:
+    """Run one stage and record it; returns the seconds that it took."""
     record.begin(stage)
-    begin = time.monotonic()
+    begin, finished = time.monotonic(), False
     try:
         with _terminated():
-            say_so()  # who reads it and presses Ctrl-C shall learn that one can go on
+            say(head)  # inside, so that Ctrl-C after this line ends with the message below
             stage.run()
-    except BaseException as error:
-        record.end(stage, time.monotonic() - begin, finished=False)
-        if isinstance(error, KeyboardInterrupt | Interrupted):
-            raise Interrupted(f"in stage {stage.name}; the same command goes on from there") from None
-        raise
-    seconds = time.monotonic() - begin
-    record.end(stage, seconds, finished=True)
-    return Sitting(stage.name, True, seconds)
+        finished = True
+    except (KeyboardInterrupt, Interrupted):
+        raise Interrupted(f"in stage {stage.name}; the same command continues from there") from None
+    finally:
+        seconds = time.monotonic() - begin
+        record.end(stage, seconds, finished)
+    return seconds
 
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """A polite request to stop counts as Ctrl-C."""
+    """Treat SIGTERM as Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -205,7 +214,7 @@ def _terminated() -> Iterator[None]:
 
 
 def check_disk(out: Path, needed: int) -> None:
-    """Refuse to begin where the disk has too little room for what is still to be made."""
+    """Refuse to start if the disk has less free space than the stages need."""
     place = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -216,5 +225,33 @@ def check_disk(out: Path, needed: int) -> None:
 
 
 def say(line: str) -> None:
-    """To the terminal, between the lines of progress."""
+    """Print a line between those of progress."""
     print(line, file=sys.stderr, flush=True)
+
+
+# ---- commands ---------------------------------------------------------------------------------------
+
+
+def typed(command: str, *positional: Any, **flags: Any) -> str:
+    """`sampled-sae COMMAND ...`; flags that are None are left out, and settings become the flags of their group."""
+    return shlex.join(["sampled-sae", command, *map(str, positional), *words(flags)])
+
+
+def words(flags: Mapping[str, Any], group: str = "") -> Iterator[str]:
+    """Flags by their fields' names and values -> the arguments of a command."""
+    for name, value in flags.items():
+        if dataclasses.is_dataclass(value):
+            yield from words(changed(value), f"{group}{name}.")
+        elif value is False:
+            yield f"--{group}no-{name}".replace("_", "-")
+        elif value is not None:
+            yield f"--{group}{name}".replace("_", "-")
+            values = value if isinstance(value, list | tuple) else () if value is True else (value,)
+            yield from map(str, values)
+
+
+def changed(config: Any) -> dict[str, Any]:
+    """The settings that differ from their defaults."""
+    default = type(config)()
+    values = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
+    return {name: value for name, value in values.items() if value != getattr(default, name)}

@@ -1,4 +1,4 @@
-"""Which SAEs the synthetic experiment compares."""
+"""The synthetic experiment: data with known features, a grid of SAEs, and how well each recovers the features."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sampled_sae import api
 from sampled_sae.config import first_difference
 from sampled_sae.data.synthetic import BUCKETS, PRESETS, SyntheticConfig, SyntheticData
 from sampled_sae.evals.similarity.matching import activation_fidelity, bucket_recovery, match
 from sampled_sae.method import presets
 from sampled_sae.method.config import AuxKConfig, Fraction, OptimizerConfig, PoolConfig, SAEConfig
+from sampled_sae.method.scores import get_score
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import as_trained, by_threshold
-from sampled_sae.training.trainer import train
+from sampled_sae.utils import progress as bars
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, read_json, write_json, write_text
-from sampled_sae.utils.progress import show
 from sampled_sae.utils.system import git_commit, usable_device, versions
 
 
@@ -26,7 +27,7 @@ class Cell:
     """One configuration of the grid, trained once for each seed."""
 
     group: str
-    """Colour and panel in the pictures."""
+    """Color and panel in the figures."""
     label: str
     """Name in tables."""
     config: SAEConfig
@@ -56,8 +57,8 @@ def grid(experiment: Experiment) -> list[Cell]:
 
 
 def family(experiment: Experiment) -> list[Cell]:
-    """The members that the experiment compares, in their default settings."""
-    m, k = experiment.latents, experiment.k
+    """The methods that the experiment compares, in their default settings."""
+    m, k = experiment.d_sae, experiment.k
     cells = [
         Cell("batchtopk", "BatchTopK", presets.batchtopk(m, k)),
         Cell("topk", "TopK", presets.topk(m, k)),
@@ -78,7 +79,7 @@ def family(experiment: Experiment) -> list[Cell]:
 
 
 def improved(cells: dict[str, Cell]) -> list[Cell]:
-    """The members that train well, with a higher learning rate and with dead latents revived early."""
+    """The methods that train well, with a higher learning rate and with dead latents revived early."""
 
     def faster(label: str, lr: float, dead_after: int | None = None) -> Cell:
         config = cells[label].config
@@ -105,17 +106,17 @@ class Experiment:
     """Data, sizes and training of one run of the experiment."""
 
     data: SyntheticConfig
-    """What the samples are made of."""
-    latents: int
-    """Latents m of every SAE."""
+    """The features and their distribution."""
+    d_sae: int
+    """Latents of each SAE."""
     k: int
-    """Mean active latents a sample, K."""
+    """Mean active latents per sample, K."""
     steps: int
-    """Optimiser steps."""
+    """Optimizer steps."""
     batch_size: int
-    """Samples a step."""
+    """Samples per step."""
     samples: int | None = None
-    """Size of a fixed training set; none means fresh samples without end."""
+    """Size of a fixed training set; none means fresh samples in each step."""
     seeds: tuple[int, ...] = (0,)
     """Each SAE is trained once for each seed, all on the same samples."""
     scores: tuple[str, ...] = ("l2", "squared_l2", "entropy", "uniform")
@@ -131,7 +132,7 @@ class Experiment:
     normalize: bool = False
     """Scale the samples to unit root mean square norm while training."""
     extended: bool = False
-    """Also the members that train well, at higher learning rates and with earlier revival of dead latents."""
+    """Also the methods that train well, at higher learning rates and with earlier revival of dead latents."""
     only: tuple[str, ...] | None = None
     """Labels of the SAEs to train, out of the grid; none means all."""
 
@@ -141,7 +142,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     # A quarter of the paper's table in every direction, for two cores and a few minutes.
     "demo": Experiment(
         data=replace(_L0_61, d=64, features=256),
-        latents=1024,
+        d_sae=1024,
         k=15,
         steps=800,
         batch_size=1024,
@@ -152,17 +153,17 @@ EXPERIMENTS: dict[str, Experiment] = {
     # The paper's words: a fixed set of 10,000 samples and the real experiment's training table.
     "paper": Experiment(
         data=replace(_L0_61, buckets="random"),
-        latents=65_536,
+        d_sae=65_536,
         k=60,
         steps=50_000,
         batch_size=4096,
         samples=10_000,
         multipliers=(1, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70, 100),
     ),
-    # The size at which the question can be answered: fresh samples, three seeds.
+    # Large enough to separate the methods: fresh samples, three seeds.
     "paper-table": Experiment(
         data=_L0_61,
-        latents=4096,
+        d_sae=4096,
         k=60,
         steps=5000,
         batch_size=4096,
@@ -170,6 +171,30 @@ EXPERIMENTS: dict[str, Experiment] = {
         extended=True,
     ),
 }
+
+
+def experiment(
+    preset: str,
+    *,
+    data: str | None = None,
+    buckets: Any = None,
+    coefficients: Any = None,
+    **changes: Any,
+) -> Experiment:
+    """The preset with other values; None keeps the preset's. `data` names a reading of the paper's probabilities."""
+    base = EXPERIMENTS[preset]
+    of_data: dict[str, Any] = {"buckets": buckets, "coefficients": coefficients}
+    if data is not None:
+        of_data |= {"p_low": PRESETS[data].p_low, "p_high": PRESETS[data].p_high}
+    made = replace(base.data, **{name: value for name, value in of_data.items() if value is not None})
+    given: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in changes.items() if v is not None
+    }
+    if given.get("seeds") == ():
+        raise UserError("seeds: must name at least one")
+    for score in given.get("scores", ()):
+        get_score(score)
+    return replace(base, data=made, **given)
 
 
 def run(
@@ -182,13 +207,14 @@ def run(
     progress: bool = True,
 ) -> dict[str, Any]:
     """Train the whole grid, measure every SAE, write and return `out`/results.json."""
+    require_packages()
     place = usable_device(device)
     data = SyntheticData(experiment.data, device=place)
     cells = grid(experiment)
     configs = [
         replace(cell.config, seed=seed, name=f"{cell.name}-s{seed}") for cell in cells for seed in experiment.seeds
     ]
-    saes = train(
+    saes = api.train(
         data if experiment.samples is None else data.fixed(experiment.samples),
         configs,
         steps=experiment.steps,
@@ -206,7 +232,7 @@ def run(
     measure = Measurement(data, experiment)
     labels = [cell for cell in cells for _ in experiment.seeds]
     measured = []
-    bar = show(len(saes), what="measuring", unit="SAEs", enabled=progress)
+    bar = bars.show(len(saes), what="measuring", unit="SAEs", enabled=progress)
     for cell, sae in zip(labels, saes, strict=True):
         measured.append(describe(cell, sae) | measure(sae))
         bar.update(len(measured))
@@ -228,6 +254,21 @@ def run(
     }
     write_json(out / "results.json", results)
     return results
+
+
+def require_packages() -> None:
+    """Refuse to start without a package that is needed at the end."""
+    for name in ("scipy", "plotly"):
+        api.require_package(name, "experiments")
+
+
+def show(results: dict[str, Any], out: Path) -> None:
+    """Write the page, print the tables and the page's path."""
+    from sampled_sae.reporting.synthetic import print_results, write_page
+
+    page = write_page(out)
+    print_results(results)
+    print(f"\nFigures and all settings: {page}")
 
 
 def describe(cell: Cell, sae: SAE) -> dict[str, Any]:
@@ -276,7 +317,10 @@ class Measurement:
 
 
 def merge(folders: Sequence[Path], out: Path) -> dict[str, Any]:
-    """Put the results of several runs (other seeds, other machines) of one experiment together into `out`."""
+    """Merge the results of several runs of one experiment, of other seeds or machines, into `out`."""
+    require_packages()
+    if not folders:
+        raise UserError("folders: must name at least one folder with a results.json")
     parts = [read_json(folder / "results.json") for folder in folders]
     for folder, part in zip(folders, parts, strict=True):
         if not isinstance(part, dict) or not {"data", "train", "saes"} <= part.keys():

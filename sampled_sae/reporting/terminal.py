@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
 from rich import table as rich
 from rich.console import Console
@@ -12,9 +12,7 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from sampled_sae.evals import registry
-from sampled_sae.evals.saes import names_of
 from sampled_sae.reporting.tables import columns_only, text_of
-from sampled_sae.utils.files import read_json
 from sampled_sae.utils.measures import Cell, Column, Table, Value
 
 NAME_WIDTH = 10
@@ -105,11 +103,10 @@ def _skewed(low: float, middle: float, high: float) -> bool:
     return sides[1] > SKEWED * sides[0]
 
 
-def print_evals(results: Mapping[str, Mapping[Path, Path]], console: Console | None = None) -> None:
-    """A table for each evaluation, given the result's file of each SAE's folder, with its note."""
+def print_evals(results: Mapping[str, Mapping[str, Any]], console: Console | None = None) -> None:
+    """A table for each evaluation, of the results by the SAEs' names, with its note."""
     console = console or console_of(240)
-    for count, (name, files) in enumerate(results.items()):
-        contents = [read_json(path)["result"] for path in files.values()]
-        table = registry()[name].table(dict(zip(names_of(list(files)), contents, strict=True)))
+    for count, (name, contents) in enumerate(results.items()):
+        table = registry()[name].table(contents)
         console.print(*[""] * (count > 0), *fitted(table, console), sep="\n")
         console.print(safe(table.note))

@@ -46,7 +46,7 @@ def refused(done, line: str, code: int = 2) -> None:
 def test_train_a_sweep_and_load_it(acts, tmp_path):
     done = run(
         *("train", acts, "--out", tmp_path / "run", *SMALL),
-        *("--methods", "batchtopk", "sampled", "released", "--scores", "l2", "entropy", "--l", 2, 4, "--seeds", 0, 1),
+        *("--methods", "batchtopk", "sampled:score=l2/entropy,l=2/4", "released:score=l2/entropy", "--seeds", 0, 1),
     )
     assert done.returncode == 0, done.stderr
     folders = done.stdout.split()
@@ -73,7 +73,7 @@ def test_configurations_from_a_file(acts, tmp_path):
     (tmp_path / "c.json").write_text(json.dumps([to_dict(ss.released(32, 2, score="l1", name="mine"))]))
     words = ("--steps", 20, "--batch-size", 200, "--configs", tmp_path / "c.json")
     done = run("train", acts, "--out", tmp_path / "run", *words)
-    assert ss.SAE.load(tmp_path / "run" / "saes" / "mine").config.pool.score == "l1", done.stderr
+    assert ss.SAE.load(tmp_path / "run" / "saes" / "mine").cfg.training.pool.score == "l1", done.stderr
 
 
 def test_a_users_own_score(acts, tmp_path):
@@ -81,7 +81,7 @@ def test_a_users_own_score(acts, tmp_path):
     script.write_text(
         "from sampled_sae import register_score\n@register_score('biggest')\ndef biggest(Z): return Z.amax(dim=-2)\n"
     )
-    words = ("train", acts, *SMALL, "--methods", "sampled", "--scores", "biggest")
+    words = ("train", acts, *SMALL, "--methods", "sampled:score=biggest")
     done = run(*words, "--out", tmp_path / "run", "--load-scores", script)
     assert done.stdout.strip().endswith("biggest-l5-s0"), done.stderr
     refused(run(*words, "--out", tmp_path / "other"), "score = 'biggest': unknown")
@@ -93,8 +93,13 @@ def test_a_users_own_score(acts, tmp_path):
     ("words", "line"),
     [
         (("--k", 99), "k = 99: must be at most d_sae = 48"),
-        (("--methods", "sampled", "--l", 0.5), "l = 0.5: must be a number of at least 1"),
-        (("--methods", "sampled", "--scores", "l9"), "score = 'l9': unknown; the scores are l2"),
+        (("--methods", "sampled:l=0.5"), "l = 0.5: must be"),
+        (("--methods", "sampled:score=l9"), "score = 'l9': unknown; the scores are l2"),
+        (("--methods", "relu"), "unknown method 'relu'; the methods are batchtopk"),
+        (("--k", "x"), "error: --k = 'x': must be an integer"),
+        (("--lr", "fast"), "error: --lr = 'fast': must be a number"),
+        (("--preset", "large"), "error: --preset = 'large': must be one of paper, paper-50k"),
+        (("--nothing", 3), "error: --nothing 3: not known; sampled-sae train --help lists the options"),
         (("--batch-size", 5000), "too few for one batch of batch_size = 5000"),
         (("--latents", 10**9), "GiB on cpu needed"),
         (("--seeds",), "methods and seeds: each must name at least one"),
@@ -116,7 +121,7 @@ def test_bad_files_are_one_line_and_exit_code_2(acts, tmp_path, activations):
     def train(path):
         return run("train", path, "--out", tmp_path / "run", *SMALL)
 
-    refused(train(tmp_path / "absent.npy"), "cannot be read")
+    refused(train(tmp_path / "absent.npy"), "no such file")
     refused(train(tmp_path), "or a file ending in")
     np.save(tmp_path / "objects.npy", np.array([None, 1]), allow_pickle=True)
     refused(train(tmp_path / "objects.npy"), "cannot be read")

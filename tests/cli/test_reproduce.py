@@ -12,16 +12,18 @@ from dataclasses import replace
 
 import pytest
 import transformers
-import tyro
 
-from sampled_sae.cli import reproduce as cli_reproduce
-from sampled_sae.cli.reproduce import Reproduce, SharedEval
+from sampled_sae import api
+from sampled_sae.cli import parse
+from sampled_sae.cli.reproduce import Reproduce
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.evals.autointerp.schema import AutointerpConfig
+from sampled_sae.evals.core.schema import CoreConfig
 from sampled_sae.evals.probing.schema import ProbingConfig
 from sampled_sae.evals.similarity.members import SimilarityConfig
 from sampled_sae.experiments import stages as machinery
-from sampled_sae.experiments.scales import STAND_IN, Scale, Shape, SyntheticPart
+from sampled_sae.experiments.scales import SCALES, STAND_IN, Scale, SyntheticPart
+from sampled_sae.utils.cost import Shape
 from sampled_sae.utils.errors import Interrupted, UserError
 from tests.models.tiny_models import LAYERS, SHAPE, WIDTH, make_tokenizer
 
@@ -45,22 +47,23 @@ def scale(tmp_path_factory) -> Scale:
         text=str(place / "text.jsonl"),
         context=20,
         tokens=1000,
-        latents=48,
+        d_sae=48,
         k=4,
         scores=("l2", "uniform"),
         multipliers=(2, 4),
         seeds=(0, 1),
         seed_multiplier=4,
-        saes_a_run=6,
+        saes_per_run=6,
         lr=1e-2,
         batch_size=50,
         heldout_tokens=60,
         buffer_tokens=800,
-        contexts=3,
+        core=CoreConfig(contexts=3),
         probing=ProbingConfig((STAND_IN,), k=(1, 2), train_texts=60, test_texts=20, tokens=30, fewest_texts=8),
         absorption=AbsorptionConfig(lines=1),
-        autointerp=AutointerpConfig(embedder="minilm", max_latents=3, dead_below=2, resamples=10, buffer=5),
-        interp_tokens=2560,
+        autointerp=AutointerpConfig(
+            embedder="minilm", max_latents=3, dead_below=2, resamples=10, buffer=5, tokens=2560
+        ),
         similarity=SimilarityConfig(across="reference"),
         figures=False,
     )
@@ -68,7 +71,7 @@ def scale(tmp_path_factory) -> Scale:
 
 @pytest.fixture
 def tiny(scale, monkeypatch) -> Scale:
-    monkeypatch.setitem(cli_reproduce.SCALES, "tiny", scale)
+    monkeypatch.setitem(SCALES, "tiny", scale)
     return scale
 
 
@@ -90,19 +93,19 @@ def has_minilm() -> bool:
 
 def test_the_whole_paper_with_an_interruption(tiny, tmp_path, monkeypatch, capsys):
     out, skip = tmp_path / "out", () if has_minilm() else ("autointerp",)
-    real = SharedEval.run
+    real = api.evaluate
 
-    def stopped(self) -> None:
-        if self.evals == ("probing",):
+    def stopped(saes, model, evals, **settings) -> api.Results:
+        if isinstance(evals[0], ProbingConfig):
             raise KeyboardInterrupt
-        real(self)
+        return real(saes, model, evals, **settings)
 
-    monkeypatch.setattr(SharedEval, "run", stopped)
-    with pytest.raises(Interrupted, match="in stage probing; the same command goes on"):
+    monkeypatch.setattr(api, "evaluate", stopped)
+    with pytest.raises(Interrupted, match="in stage probing; the same command continues"):
         go(out, skip=skip)
     before = finished(out)
     assert list(before) == STAGES[:4] and before["probing"] is None
-    monkeypatch.setattr(SharedEval, "run", real)
+    monkeypatch.setattr(api, "evaluate", real)
     go(out, skip=skip)
     done = finished(out)
     assert list(done) == [name for name in STAGES if name not in skip] and all(done.values())
@@ -123,13 +126,13 @@ def test_the_whole_paper_with_an_interruption(tiny, tmp_path, monkeypatch, capsy
     if has_minilm():
         assert {"paper-top-batchtopk", "paper-top-l2", "paper-unique-l2", "paper-unique-uniform"} <= made
     front = (out / "index.html").read_text()
-    assert "href='report/index.html'" in front and "href='synthetic/index.html'" in front
+    assert 'href="report/index.html"' in front and 'href="synthetic/index.html"' in front
     assert "no such SAE was trained (paper-top-entropy)" in front and "stdlib-packages" in front
     page = (out / "report" / "index.html").read_text()
     assert "a model without a name" not in page  # synthetic SAEs are no sweep
 
-    monkeypatch.setitem(cli_reproduce.SCALES, "tiny", replace(tiny, k=5))
-    with pytest.raises(UserError, match=r"train was begun otherwise: .*k"):
+    monkeypatch.setitem(SCALES, "tiny", replace(tiny, k=5))
+    with pytest.raises(UserError, match=r"train was started with other settings: .*k"):
         go(out)
 
 
@@ -137,10 +140,10 @@ SMALLER = """
 import sys
 from dataclasses import replace
 from sampled_sae import cli
-from sampled_sae.cli import reproduce as cli_reproduce
-scale = cli_reproduce.SCALES["tiny"]
+from sampled_sae.experiments.scales import SCALES
+scale = SCALES["tiny"]
 part = replace(scale.synthetic, steps=25, scores=("l2",), multipliers=(5,))
-cli_reproduce.SCALES["tiny"] = replace(scale, synthetic=part)
+SCALES["tiny"] = replace(scale, synthetic=part)
 cli.main(sys.argv[1:])
 """
 
@@ -157,7 +160,7 @@ def test_ctrl_c_in_a_process_and_the_same_command_again(tmp_path):
     rest = process.communicate(timeout=60)[1].strip().splitlines()
     assert process.returncode == 130, rest
     assert not any("Traceback" in line for line in rest)
-    assert rest[-1] == "stopped: in stage synthetic; the same command goes on from there"
+    assert rest[-1] == "stopped: in stage synthetic; the same command continues from there"
     assert list((tmp_path / "synthetic" / "checkpoints").iterdir()) and not finished(tmp_path)["synthetic"]
     again = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr
@@ -192,13 +195,13 @@ def test_a_dry_run_makes_nothing(tmp_path, capsys):
 def test_what_is_asked_for_instead(tmp_path, capsys):
     asked = ["--out", "x", "--text", "a.txt", "--datasets", "b.csv", "--embedder", "minilm", "--autointerp", "chat"]
     asked += ["--chat.model", "mine", "--no-figures", "--skip", "core", "report"]
-    command = tyro.cli(Reproduce, args=asked)
-    scale = command._scale()
+    command = parse(Reproduce, asked, "sampled-sae reproduce")
+    scale = command.settings()
     assert (scale.text, scale.probing.datasets, scale.figures) == ("a.txt", ("b.csv",), False)
     interp = scale.autointerp
     assert (interp.explainer, interp.judge, interp.chat.model, interp.embedder) == ("chat", "chat", "mine", "minilm")
     replace(command, out=tmp_path, dry_run=True, device="cpu").run()
-    assert "The chat endpoint is asked on top of that: at most 960 calls" in capsys.readouterr().out
+    assert "Calls of the chat endpoint, not included: at most 960 calls" in capsys.readouterr().out
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything(tiny, tmp_path, monkeypatch):

@@ -8,7 +8,8 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae import cli
-from sampled_sae.cli.train import SOURCES, Train
+from sampled_sae.cli import load, parse
+from sampled_sae.cli.train import Train
 from tests.models.tiny_models import LAYERS, make_model, make_tokenizer
 
 SMALL = ["--context", "20", "--buffer-tokens", "800", "--heldout-tokens", "60", "--batch-size", "50", "--latents", "64"]
@@ -41,12 +42,12 @@ def train(*words) -> None:
 
 def test_one_command_from_a_model_and_a_text(model, text, tmp_path, capsys):
     words = ("--model", model, "--text", text, "--layer", 1, "--out", tmp_path / "run", *SMALL)
-    train(*words, "--methods", "batchtopk", "sampled", "--scores", "l2", "uniform")
+    train(*words, "--methods", "batchtopk", "sampled:score=l2/uniform")
     folders = capsys.readouterr().out.split()
     assert [f.rsplit("/", 1)[1] for f in folders] == ["batchtopk-s0", "l2-l5-s0", "uniform-l5-s0"]
     sae = ss.SAE.load(folders[1])
     assert sae.cfg.metadata["hook_module"] == "gpt_neox.layers.1" and sae.cfg.metadata["context_size"] == 20
-    train(*words, "--methods", "batchtopk", "sampled", "--scores", "l2", "uniform", "--resume")
+    train(*words, "--methods", "batchtopk", "sampled:score=l2/uniform", "--resume")
     assert capsys.readouterr().out.split() == folders
 
 
@@ -148,17 +149,41 @@ def test_bad_input_is_one_line(model, text, tmp_path, capsys):
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_the_papers_preset_is_its_table(tmp_path):
-    command = Train(tmp_path, preset="paper")
-    chosen = command._chosen()
-    assert command._steps(chosen) == 6103
-    assert Train(tmp_path, preset="paper-50k")._steps(Train(tmp_path, preset="paper-50k")._chosen()) == 50_000
-    assert Train(tmp_path, preset="paper", steps=7)._steps(Train(tmp_path, preset="paper", steps=7)._chosen()) == 7
-    configs = command._configs(chosen)
+def parsed(*words) -> Train:
+    return parse(load("train"), ["--out", "x", *map(str, words)], "sampled-sae train")
+
+
+def test_the_papers_preset_is_its_table():
+    command = parsed("--preset", "paper")
+    assert (command.tokens, command.steps, command.batch_size) == (25_000_000, None, 4096)
+    assert (parsed("--preset=paper-50k").tokens, parsed("--preset=paper-50k").steps) == (None, 50_000)
+    for given in (("--steps", 7), ("--steps=7",)):
+        assert (parsed("--preset", "paper", *given).tokens, parsed("--preset", "paper", *given).steps) == (None, 7)
+    configs = command.sae_configs()
     assert len(configs) == 49 and {(c.d_sae, c.k) for c in configs} == {(65_536, 60)}
     first = configs[0]
     assert (first.optimizer.lr, first.optimizer.beta1, first.optimizer.beta2) == (3e-4, 0.9, 0.999)
     assert (first.optimizer.clip, first.optimizer.warmup_steps, first.auxk.alpha) == (1.0, 1000, 1 / 32)
     assert (first.threshold.start_step, first.threshold.beta) == (1000, 0.999)
-    source = command.source.or_else(SOURCES["paper"])
-    assert (source.model, source.layer, source.context) == ("EleutherAI/pythia-160m-deduped", (6,), 1024)
+    collect = command.collect
+    assert (collect.model, collect.layer, collect.source.context) == ("EleutherAI/pythia-160m-deduped", (6,), 1024)
+    assert collect.source.high_norm_factor is None
+
+
+def test_old_flags_mean_the_same():
+    old = ("--latents", 64, "--lr", 1e-3, "--dead-after", 5, "--max-norm", 3, "--buffer-tokens", 99, "--bos")
+    new = ("--d-sae", 64, "--optimizer.lr", 1e-3, "--auxk.dead-after", 5, "--source.high-norm-factor", 3)
+    new += ("--source.buffer-tokens", 99, "--source.bos", "True", "--source.context", 50)
+    assert parsed(*old, "--context", 50) == parsed(*new)
+    assert parsed(*new).sae_configs()[0].optimizer == ss.OptimizerConfig(lr=1e-3)
+
+
+def test_help_shows_groups_and_real_defaults(capsys):
+    with pytest.raises(SystemExit) as stop:
+        run("train", "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert stop.value.code == 0 and "None" not in shown
+    for text in ("--latents INT, --d-sae INT", "(default: 16384)", "(default: batchtopk)", "--optimizer.beta2 FLOAT"):
+        assert text in shown
+    for text in ("--source.buffer-tokens INT", "(default: 524288)", "optimizer options", "source options"):
+        assert text in shown

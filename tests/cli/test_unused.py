@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 import sampled_sae as ss
 from sampled_sae import cli
-from sampled_sae.cli.train import Train
+from sampled_sae.cli import load, parse
 from sampled_sae.config import to_dict
 
 SIZE = ("--latents", 48, "--k", 4)
@@ -37,26 +37,15 @@ def refusal(capsys, *words) -> str:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (
-            ("--scores", "entropy"),
-            "--scores entropy is not used by --methods batchtopk: it is for sampled, released",
-        ),
-        (("--l", 30), "--l 30 is not used by --methods batchtopk: it is for sampled"),
-        (
-            ("--methods", "released", "topk", "--l", 3, 5),
-            "--l 3 5 is not used by --methods released topk: it is for sa",
-        ),
-        (("--pick", "sample"), "--pick sample is not used by --methods batchtopk: it is for sampled"),
-        (
-            ("--methods", "sampled", "--fraction", 0.2),
-            "--fraction 0.2 is not used by --methods sampled: it is for rele",
-        ),
-        (("--methods", "topk", "--at", 0.5), "--at 0.5 is not used by --methods topk: it is for topk_then_batchtopk"),
+        (("--scores", "entropy"), "--scores: is a parameter of the method now; write --methods sampled:score="),
+        (("--l", 30), "--l: is a parameter of the method now; write --methods sampled:l="),
+        (("--methods", "topk:l=3"), "methods = 'topk:l=3': 'l=3': must be parameter=value"),
+        (("--methods", "sampled:fraction=0.2"), "methods = 'sampled:fraction=0.2': 'fraction=0.2': must be"),
         (("--text", "stdlib"), "--text stdlib is not used with the activations in "),
         (("--layer", 3, 4), "--layer 3 4 is not used with the activations in "),
-        (("--context", 64), "--context 64 is not used with the activations in "),
-        (("--buffer-tokens", 64), "--buffer-tokens 64 is not used with the activations in "),
-        (("--bos", True), "--bos is not used with the activations in "),
+        (("--context", 64), "--source.context 64 is not used with the activations in "),
+        (("--buffer-tokens", 4096), "--source.buffer-tokens 4096 is not used with the activations in "),
+        (("--bos",), "--source.bos is not used with the activations in "),
         (("--key", "a"), "--key a is not used with "),
         (("--batch-size", 0), "batch_size = 0: must be at least 1"),
     ],
@@ -70,8 +59,15 @@ def test_a_file_of_configurations_leaves_nothing_to_flags(acts, tmp_path, capsys
     file = tmp_path / "c.json"
     file.write_text(json.dumps([to_dict(ss.sampled(32, 2))]))
     words = (acts, "--out", tmp_path / "run", *SHORT, "--configs", file)
-    for flag in (("--latents", 64), ("--k", 3), ("--lr", 1e-3), ("--methods", "topk"), ("--l", 5), ("--dead-after", 5)):
-        assert refusal(capsys, *words, *flag).startswith(f"{flag[0]} {flag[1]} is not used with --configs {file}")
+    for flag, value in (
+        ("--d-sae", 64),
+        ("--k", 3),
+        ("--optimizer.lr", 1e-3),
+        ("--methods", "topk"),
+        ("--auxk.dead-after", 5),
+        ("--threshold.beta", 0.5),
+    ):
+        assert refusal(capsys, *words, flag, value).startswith(f"{flag} {value} is not used with --configs {file}")
     assert refusal(capsys, *words, "--seeds", 1, 2).startswith(f"--seeds 1 2 is not used with --configs {file}")
     train(*words, "--seeds", 3)
     assert capsys.readouterr().out.strip().endswith("l2-l5-s3")
@@ -82,47 +78,26 @@ def test_a_models_run_has_no_key(tmp_path, capsys):
     assert refusal(capsys, *words) == "--key a is not used with --model: it is for a file of activations"
 
 
-def test_flags_that_one_method_uses_are_fine(acts, tmp_path, capsys, activations):
+def test_a_method_carries_its_own_settings(acts, tmp_path, capsys, activations):
     save_file({"a": activations.numpy(), "b": activations.numpy()}, tmp_path / "x.safetensors")
-    words = (
-        "--methods",
-        "batchtopk",
-        "sampled",
-        "annealed",
-        "--l",
-        2,
-        "--scores",
-        "l2",
-        "--fraction",
-        0.5,
-        "--at",
-        0.5,
-    )
-    train(
-        tmp_path / "x.safetensors",
-        "--key",
-        "a",
-        "--heldout-tokens",
-        100,
-        "--out",
-        tmp_path / "run",
-        *SIZE,
-        *SHORT,
-        *words,
-    )
+    methods = ("--methods", "batchtopk", "sampled:l=2,score=l2", "annealed:score=l2,fraction=0.5,until=0.5")
+    source = (tmp_path / "x.safetensors", "--key", "a", "--heldout-tokens", 100)
+    train(*source, "--out", tmp_path / "run", *SIZE, *SHORT, *methods)
     assert len(capsys.readouterr().out.split()) == 3
 
 
-def test_presets_go_on_with_what_is_overridden(tmp_path):
-    for overrides in ({"methods": ("batchtopk",)}, {"l": (5.0,)}, {"scores": ("l2",), "latents": 4096, "lr": 1e-3}):
-        command = Train(tmp_path, preset="paper", **overrides)
-        chosen = command._chosen()
-        command._refuse_unused(chosen)
-        assert command._configs(chosen)
+def test_presets_go_on_with_what_is_overridden(acts, tmp_path):
+    for overrides in (("--methods", "batchtopk"), ("--methods", "sampled:l=5"), ("--latents", 4096, "--lr", 1e-3)):
+        words = ("--out", tmp_path, "--preset", "paper", *overrides)
+        command = parse(load("train"), [*map(str, words)], "sampled-sae train")
+        command.refuse_unused()
+        assert command.sae_configs()
+    words = [str(acts), "--out", str(tmp_path), "--preset", "paper"]  # the file replaces the preset's model
+    parse(load("train"), words, "sampled-sae train").refuse_unused()
 
 
 def test_a_pool_of_all_latents_is_told(acts, tmp_path, capsys):
-    words = ("--methods", "sampled", "--l", 2, 12, 1000, "--seeds", 0, 1)
+    words = ("--methods", "sampled:l=2/12/1000", "--seeds", 0, 1)
     train(acts, "--out", tmp_path / "run", *SIZE, *SHORT, *words)
     told = [line for line in capsys.readouterr().err.splitlines() if "pool holds all latents" in line]
     assert told == [f"l2-{l}: its pool holds all latents, so it is BatchTopK" for l in ("l12", "l1000")]

@@ -322,7 +322,7 @@ def test_the_trainer_reads_a_cache_as_it_reads_a_tensor(tmp_path):
     x = torch.randn(1000, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
     write_cache(tmp_path / "cache", lambda start: iter(x[start:].split(70)), 1000, {"layer": 3}, shard_tokens=300)
     settings = {"steps": 8, "batch_size": 100, "progress": False, "device": "cpu"}
-    (from_tensor,) = sampled_sae.train(x, sampled_sae.topk(32, 3), **settings)
-    (from_cache,) = sampled_sae.train(load_activations(tmp_path / "cache"), sampled_sae.topk(32, 3), **settings)
+    from_tensor = sampled_sae.train(x, sampled_sae.topk(32, 3), **settings)
+    from_cache = sampled_sae.train(load_activations(tmp_path / "cache"), sampled_sae.topk(32, 3), **settings)
     for a, b in zip(from_tensor.parameters(), from_cache.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -123,16 +123,16 @@ def test_layers_train_together_and_catch_up(model, tmp_path):
         return open_harvest(model, documents(), config, batch_size=30, heldout_tokens=40)
 
     common = {"steps": 30, "batch_size": 30, "progress": False, "device": "cpu", "checkpoint_every": 10}
-    whole = ss.train_layers(both(), ss.batchtopk(64, 4), **common)
+    whole = ss.train(both(), [ss.batchtopk(64, 4)], **common)
     streams = both()
     given = streams["layer-1"].batch
     # Layer 1 breaks down before its second checkpoint is written, when layer 0 has one more step.
     streams["layer-1"].batch = lambda index: given(index) if index < 20 else 1 / 0
     with pytest.raises(ZeroDivisionError):
-        ss.train_layers(streams, ss.batchtopk(64, 4), out=tmp_path, **common)
+        ss.train(streams, [ss.batchtopk(64, 4)], out=tmp_path, **common)
     newest = max((tmp_path / "layer-1" / "checkpoints").iterdir())
     shutil.rmtree(newest) if newest.is_dir() else newest.unlink()
-    resumed = ss.train_layers(both(), ss.batchtopk(64, 4), out=tmp_path, resume=True, **common)
+    resumed = ss.train(both(), [ss.batchtopk(64, 4)], out=tmp_path, resume=True, **common)
     for layer in ("layer-0", "layer-1"):
         for a, b in zip(whole[layer][0].parameters(), resumed[layer][0].parameters(), strict=True):
             assert torch.equal(a, b)
@@ -148,7 +148,7 @@ def test_what_it_takes_is_told_beforehand(model):
 def test_training_on_a_harvest_resumes_to_the_same_weights(model, tmp_path):
     common = {"steps": 30, "batch_size": 30, "progress": False, "device": "cpu", "checkpoint_every": 10}
     config = ss.batchtopk(64, 4)
-    (whole,) = ss.train(stream(model), config, **common)
+    whole = ss.train(stream(model), config, **common)
     assert whole.cfg.metadata["hook_name"] == "blocks.1.hook_resid_post"
     assert whole.cfg.metadata["hook_module"] == "model.layers.1"
 
@@ -167,7 +167,7 @@ def test_training_on_a_harvest_resumes_to_the_same_weights(model, tmp_path):
     for wrong, name in ((longer, "buffer_tokens"), (other, "layer")):
         with pytest.raises(ss.UserError, match=f"is on other activations: .*{name}"):
             ss.train(stream(model, wrong), config, out=tmp_path / "run", resume=True, **common)
-    (resumed,) = ss.train(stream(model), config, out=tmp_path / "run", resume=True, **common)
+    resumed = ss.train(stream(model), config, out=tmp_path / "run", resume=True, **common)
     with pytest.raises(ss.UserError, match=r"is on other activations: .*layer"):  # also when it is finished
         ss.train(stream(model, other), config, out=tmp_path / "run", resume=True, **common)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))

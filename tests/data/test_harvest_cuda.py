@@ -33,13 +33,13 @@ def test_training_beside_the_harvest_is_deterministic_and_resumes(tmp_path):
     def streams():
         return open_harvest(lm, documents(), CONFIG, **SETTINGS)
 
-    whole = ss.train_layers(streams(), config, **common)
+    whole = ss.train(streams(), [config], **common)
     broken = streams()
     given = broken["layer-2"].batch
     broken["layer-2"].batch = lambda index: given(index) if index < 50 else 1 / 0
     with pytest.raises(ZeroDivisionError):
-        ss.train_layers(broken, config, out=tmp_path, **common)
-    resumed = ss.train_layers(streams(), config, out=tmp_path, resume=True, **common)
+        ss.train(broken, [config], out=tmp_path, **common)
+    resumed = ss.train(streams(), [config], out=tmp_path, resume=True, **common)
     for layer in whole:
         for a, b in zip(whole[layer][0].parameters(), resumed[layer][0].parameters(), strict=True):
             assert torch.equal(a, b)

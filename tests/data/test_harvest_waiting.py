@@ -46,7 +46,7 @@ def test_a_short_run_harvests_what_it_needs(model):
     short = harvest((1,), buffer_tokens=enough_buffer(config, 30, 3))
     stream = streams(model, short)["layer-1"]
     assert stream.harvest.block_batches == 3 and stream.harvest.block_contexts == 8
-    [sae] = ss.train(stream, ss.batchtopk(64, 4), steps=3, batch_size=30, device="cpu", progress=False)
+    sae = ss.train(stream, ss.batchtopk(64, 4), steps=3, batch_size=30, device="cpu", progress=False)
     assert sae.cfg.metadata["layer"] == 1
 
 
@@ -87,17 +87,17 @@ def test_ctrl_c_acts_between_two_passes_and_the_run_goes_on(model, layers, wante
     """A block takes 7 passes: the second of the first block, and the third of the second, after 7 steps."""
     config = harvest(layers, buffer_tokens=400, contexts_at_once=3)
     common = {"steps": 12, "batch_size": 30, "progress": False, "device": "cpu"}
-    whole = ss.train_layers(streams(model, config), ss.batchtopk(64, 4), **common)
+    whole = ss.train(streams(model, config), [ss.batchtopk(64, 4)], **common)
     before = signal.getsignal(signal.SIGINT)
     opened = streams(model, config)
     with monkeypatch.context() as patch:
         passes = interrupt_in_pass(model, patch, wanted)
         with pytest.raises(ss.Interrupted, match=f"interrupted at step {0 if wanted == 2 else 7}; saved"):
-            ss.train_layers(opened, ss.batchtopk(64, 4), out=tmp_path, **common)
+            ss.train(opened, [ss.batchtopk(64, 4)], out=tmp_path, **common)
         assert len(passes) == wanted
     assert signal.getsignal(signal.SIGINT) is before
     for again in (opened, streams(model, config)):  # with the same streams or new ones; the second time it is finished
-        resumed = ss.train_layers(again, ss.batchtopk(64, 4), out=tmp_path, resume=True, **common)
+        resumed = ss.train(again, [ss.batchtopk(64, 4)], out=tmp_path, resume=True, **common)
         for layer in whole:
             for a, b in zip(whole[layer][0].parameters(), resumed[layer][0].parameters(), strict=True):
                 assert torch.equal(a, b)
@@ -107,14 +107,14 @@ def test_ctrl_c_reaches_the_thread_that_harvests_for_a_gpu(model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
     stream, common = streams(model)["layer-1"], {"steps": 12, "batch_size": 30, "progress": False, "device": "cpu"}
-    [whole] = ss.train(streams(model)["layer-1"], ss.batchtopk(64, 4), **common)
+    whole = ss.train(streams(model)["layer-1"], ss.batchtopk(64, 4), **common)
     stream.harvest._worker = ThreadPoolExecutor(1)
     with monkeypatch.context() as patch:
         passes = interrupt_in_pass(model, patch, 2)
         with pytest.raises(ss.Interrupted, match="interrupted at step 0"):
             ss.train(stream, ss.batchtopk(64, 4), **common)
         assert len(passes) == 2
-    [again] = ss.train(stream, ss.batchtopk(64, 4), **common)
+    again = ss.train(stream, ss.batchtopk(64, 4), **common)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
     stream.close()
 

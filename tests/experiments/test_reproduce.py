@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from sampled_sae.config import plain, to_dict
 from sampled_sae.experiments import stages as reproduce
-from sampled_sae.experiments.stages import RECORD, Stage, check_disk, chosen, run_stages
+from sampled_sae.experiments.reproduce import Paper
+from sampled_sae.experiments.scales import SCALES
+from sampled_sae.experiments.stages import RECORD, Record, Stage, check_disk, chosen, run_stages
 from sampled_sae.utils.errors import Interrupted, UserError
 
 
@@ -17,7 +20,7 @@ class Work:
     """Stages a -> b -> c that write a file each and keep count of their runs."""
 
     def __init__(self, out: Path):
-        self.out, self.ran, self.lines = out, [], []
+        self.out, self.ran = out, []
 
     def stage(self, name: str, settings=None, needs=(), reads=(), keeps=False, act=None) -> Stage:
         def run() -> None:
@@ -37,7 +40,7 @@ class Work:
 
     def go(self, stages, scale="tiny") -> list[str]:
         self.ran.clear()
-        run_stages(stages, self.out, scale, {"settings": {"x": 1}}, self.lines.append)
+        run_stages(stages, self.out, scale, {"settings": {"x": 1}})
         return list(self.ran)
 
     def record(self) -> dict:
@@ -49,10 +52,10 @@ def work(tmp_path):
     return Work(tmp_path)
 
 
-def test_each_stage_runs_once(work):
+def test_each_stage_runs_once(work, capsys):
     assert work.go(work.stages()) == ["a", "b", "c"]
     assert work.go(work.stages()) == []
-    assert "[2/3] b: finished before" in work.lines[-2]
+    assert "[2/3] b: finished before" in capsys.readouterr().err.splitlines()[-2]
     record = work.record()
     assert record["scale"] == "tiny" and record["settings"] == {"x": 1}
     for name in "abc":
@@ -76,7 +79,7 @@ def test_a_stage_whose_files_are_gone_is_made_again(work):
 
 def test_a_folder_that_is_kept_refuses_other_settings(work):
     work.go(work.stages(a={"text": "one"}))
-    with pytest.raises(UserError, match=r"a was begun otherwise: .*text.*choose another folder"):
+    with pytest.raises(UserError, match=r"a was started with other settings: .*text.*choose another folder"):
         work.go(work.stages(a={"text": "two"}))
     assert work.ran == []
     with pytest.raises(UserError, match=r"scale = 'paper': .* holds scale 'tiny'; choose another folder"):
@@ -101,7 +104,7 @@ def test_interrupted_stages_go_on(work, how):
         time.sleep(5)
 
     a, b, c = work.stages()
-    with pytest.raises(Interrupted, match=r"^in stage b; the same command goes on from there$"):
+    with pytest.raises(Interrupted, match=r"^in stage b; the same command continues from there$"):
         work.go([a, work.stage("b", act=stop, needs=("a",)), c])
     assert work.ran == ["a", "b"]
     entry = work.record()["stages"]["b"]
@@ -124,7 +127,7 @@ def test_a_bug_keeps_its_traceback_and_is_recorded(work):
 def test_two_at_once_are_refused(work):
     def again() -> None:
         with pytest.raises(UserError, match="another process is at work there"):
-            run_stages(work.stages(), work.out, "tiny", {}, print)
+            run_stages(work.stages(), work.out, "tiny", {})
 
     assert work.go([work.stage("a", act=again)]) == ["a"]
 
@@ -155,3 +158,27 @@ def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
     check_disk(tmp_path / "not" / "yet", 5 * 10**9)
     with pytest.raises(UserError, match=r"6\.0 GB are needed there at the peak, 5\.0 GB are free"):
         check_disk(tmp_path / "not" / "yet", 6 * 10**9)
+
+
+def test_a_record_of_version_0_is_upgraded(tmp_path):
+    """Names as they were, and settings that stages did not list."""
+    scale = SCALES["tiny"]
+    paper = {stage.name: stage for stage in Paper(scale, tmp_path).stages()}
+    autointerp = {name: value for name, value in to_dict(scale.autointerp).items() if name != "tokens"}
+    train = paper["train"].settings
+    names = {"d_sae": "latents", "saes_per_run": "saes_a_run", "high_norm_factor": "max_norm"}
+    old = {
+        "train": {names.get(name, name): value for name, value in train.items()},
+        "core": {"text": scale.text, "contexts": scale.core.contexts},
+        "autointerp": {"text": scale.text, "interp_tokens": scale.autointerp.tokens, **autointerp},
+    }
+    entries = {name: {"settings": settings, "finished": "2026", "seconds": 1.0} for name, settings in old.items()}
+    (tmp_path / RECORD).write_text(json.dumps({"scale": "tiny", "stages": plain(entries)}))
+    for name in ("train/all/run.json", "evals/table.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    record = Record(tmp_path, "tiny")
+    assert all(record.is_done(paper[name]) for name in old)
+    record.write()
+    assert json.loads((tmp_path / RECORD).read_text())["format_version"] == 1
+    assert all(Record(tmp_path, "tiny").is_done(paper[name]) for name in old)

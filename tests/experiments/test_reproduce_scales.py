@@ -1,41 +1,41 @@
 """The three sizes, what they are estimated to take, and the texts that they make themselves."""
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
 import torch
-import tyro
 
-from sampled_sae.cli.compare import Compare
-from sampled_sae.cli.eval import Eval
-from sampled_sae.cli.reproduce import stages, typed, words
-from sampled_sae.cli.train import SOURCES, Train
+from sampled_sae.cli import load, parse
+from sampled_sae.cli.train import PRESETS
+from sampled_sae.evals.core.schema import CoreConfig
 from sampled_sae.evals.probing.data import PACKAGES, write_labelled
-from sampled_sae.experiments.reproduce import estimate
+from sampled_sae.experiments.reproduce import Paper, estimate
 from sampled_sae.experiments.scales import PYTHIA_160M, SCALES, SMOLLM2, Scale
+from sampled_sae.experiments.stages import typed
 from sampled_sae.utils.cost import SPEEDS, Cost, peak, product_speed
 from sampled_sae.utils.errors import UserError
 
 TINY, PAPER = SCALES["tiny"], SCALES["paper"]
 
 
-def test_the_paper_is_its_preset(tmp_path):
-    preset = Train(tmp_path, preset="paper")
-    asked = preset._chosen()
+def test_the_paper_is_its_preset():
+    preset = PRESETS["paper"]
     ours = [replace(config, name=None) for config in PAPER.saes()]
-    assert set(ours[:49]) == set(preset._configs(asked)) and len(ours) == 49 + 2 * 5
+    assert set(ours[:49]) == set(preset.sae_configs()) and len(ours) == 49 + 2 * 5
     assert {config.seed for config in ours[49:]} == {1, 2}
-    named = {name: getattr(PAPER, name) for name in SOURCES["paper"]}
-    assert named | {"layer": (PAPER.layer,)} == SOURCES["paper"]
-    assert (PAPER.tokens, PAPER.batch_size) == (asked.tokens, asked.batch_size)
+    collect = preset.collect
+    assert (PAPER.model, (PAPER.layer,), PAPER.text) == (collect.model, collect.layer, collect.text)
+    assert (PAPER.context, PAPER.high_norm_factor) == (collect.source.context, float("inf"))
+    assert (PAPER.tokens, PAPER.batch_size) == (preset.tokens, preset.batch_size)
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
 def test_runs_hold_each_sae_once(scale):
     names = [config.name for run in scale.runs() for config in run]
     assert names == [config.name for config in scale.saes()] and len(set(names)) == len(names)
-    assert max(map(len, scale.runs())) <= scale.saes_a_run
+    assert max(map(len, scale.runs())) <= scale.saes_per_run
     again = [config for config in scale.saes() if config.seed == scale.seeds[-1]]
     assert len(again) == 1 + len(scale.scores)  # BatchTopK and each score, for MMCS across seeds
 
@@ -50,7 +50,7 @@ def test_bad_scales():
     for change, line in (
         ({"seeds": ()}, "seeds"),
         ({"seed_multiplier": 7}, "must be one of the multipliers"),
-        ({"saes_a_run": 0}, "saes_a_run = 0"),
+        ({"saes_per_run": 0}, "saes_per_run = 0"),
     ):
         with pytest.raises(UserError, match=line):
             replace(TINY, **change)
@@ -59,25 +59,41 @@ def test_bad_scales():
 # ---- commands ----------------------------------------------------------------------------------------
 
 
+def command(line: str):
+    """The command's dataclass as the shell's words give it."""
+    program, name, *arguments = shlex.split(line)
+    return parse(load(name), arguments, f"{program} {name}")
+
+
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
-def test_commands_as_typed_are_the_commands(scale, tmp_path):
-    lines = {stage.name: stage.commands for stage in stages(scale, tmp_path / "a b")}
+def test_commands_say_what_the_stages_do(scale, tmp_path):
+    out = tmp_path / "a b"  # a folder with a space in it
+    lines = {stage.name: stage.commands for stage in Paper(scale, out).stages()}
     assert len(lines["train"]) == len(scale.runs())
-    assert all(line.startswith("sampled-sae ") for commands in lines.values() for line in commands)
-    assert "'" in lines["core"][0]  # a folder with a space in it
+    trained = command(lines["train"][0])
+    assert trained.out.parent == trained.configs.parent == out / "train" and trained.resume
+    assert (trained.tokens, trained.batch_size, trained.seeds) == (scale.tokens, scale.batch_size, scale.seeds[:1])
+    collect, source = trained.collect, trained.collect.source
+    assert (collect.model, collect.layer, collect.text) == (scale.model, (scale.layer,), scale.text)
+    assert (source.context, source.buffer_tokens, source.high_norm_factor) == (
+        *(scale.context, scale.buffer_tokens, scale.high_norm_factor),
+    )
+    for name, config in scale.evaluations().items():
+        asked = command(lines[name][0])
+        assert asked.folders == (out / "train",) and asked.evals == (name,) and asked.out == out / "evals"
+        given = getattr(asked, name)
+        assert given == (replace(config, datasets=given.datasets) if name == "probing" else config)
+    compared = command(lines["compare"][0])
+    assert compared.similarity == scale.similarity and compared.embedder == scale.autointerp.embedder
+    assert command(lines["synthetic"][0]).steps == scale.synthetic.steps
+    assert command(lines["report"][0]).out == out / "report"
 
 
-@pytest.mark.parametrize("cls", [Train, Eval, Compare])
-def test_words_give_the_same_command_back(cls, tmp_path):
-    scale = replace(TINY, absorption=replace(TINY.absorption, bos=False), max_norm=float("inf"))
-    made = {
-        Train: Train(tmp_path, source=Train(tmp_path).source, tokens=5, seeds=(3, 4), resume=True, normalize=False),
-        Eval: Eval((tmp_path, tmp_path / "b"), ("probing", "absorption"), absorption=scale.absorption, loss=False),
-        Compare: Compare((tmp_path,), tmp_path / "out", scale.similarity, "minilm"),
-    }[cls]
-    made = replace(made, source=replace(made.source, layer=(2, 3), max_norm=float("inf"))) if cls is Train else made
-    assert tyro.cli(cls, args=words(made)) == made
-    assert typed(made).split()[:2] == ["sampled-sae", cls.__name__.lower()]
+def test_flags_as_typed():
+    scale = replace(TINY.absorption, bos=False)
+    line = typed("eval", "x y", evals=("core", "absorption"), absorption=scale, layer=None, redo=True, text=None)
+    expected = "sampled-sae eval 'x y' --evals core absorption --absorption.no-bos --absorption.lines 2"
+    assert sorted(line.split()) == sorted([*expected.split(), "--absorption.max-words", "4000", "--redo"])
 
 
 # ---- estimates ---------------------------------------------------------------------------------------
@@ -91,16 +107,16 @@ def seconds(scale: Scale, kind: str = "cpu", product: float = 1e11) -> dict[str,
 @pytest.mark.parametrize("kind", SPEEDS)
 def test_every_stage_has_an_estimate(scale, kind, tmp_path):
     costs = estimate(scale, kind, 1e12)
-    assert [cost.stage for cost in costs] == [stage.name for stage in stages(scale, tmp_path)]
+    assert [cost.stage for cost in costs] == [stage.name for stage in Paper(scale, tmp_path).stages()]
     assert all(cost.seconds > 0 and cost.kept > 0 for cost in costs)
 
 
 def test_more_work_takes_longer():
     base = seconds(TINY)
     assert seconds(replace(TINY, tokens=160_000))["train"] > 1.7 * base["train"]
-    assert seconds(replace(TINY, contexts=80))["core"] > 4 * base["core"]
+    assert seconds(replace(TINY, core=CoreConfig(contexts=80)))["core"] > 4 * base["core"]
     assert all(value <= base[name] for name, value in seconds(TINY, product=2e11).items())
-    one = seconds(replace(TINY, latents=4096))
+    one = seconds(replace(TINY, d_sae=4096))
     assert one["synthetic"] == base["synthetic"] and one["autointerp"] > base["autointerp"]
 
 

@@ -14,7 +14,7 @@ from sampled_sae.utils.errors import UserError
 
 TINY = Experiment(
     data=SyntheticConfig(d=16, features=16, p_high=0.1),
-    latents=48,
+    d_sae=48,
     k=2,
     steps=300,
     batch_size=256,
@@ -71,9 +71,9 @@ def test_one_member_alone_and_merged_is_the_same(results, tmp_path):
 
 def test_presets_say_what_the_documents_say():
     paper, table = EXPERIMENTS["paper"], EXPERIMENTS["paper-table"]
-    assert (paper.data.d, paper.data.features, paper.samples, paper.latents, paper.k) == (256, 1024, 10_000, 65_536, 60)
+    assert (paper.data.d, paper.data.features, paper.samples, paper.d_sae, paper.k) == (256, 1024, 10_000, 65_536, 60)
     assert paper.steps == 50_000
-    assert (table.latents, table.k, table.steps, table.samples, len(table.seeds)) == (4096, 60, 5000, None, 3)
+    assert (table.d_sae, table.k, table.steps, table.samples, len(table.seeds)) == (4096, 60, 5000, None, 3)
     assert "BatchTopK lr=0.003 dead after 400k" in [cell.label for cell in grid(table)]
     with pytest.raises(UserError, match="only = 'Top': not in this grid; its SAEs are BatchTopK, TopK"):
         grid(replace(table, only=("Top",)))

@@ -60,7 +60,7 @@ def test_alone_equals_together(name):
 def test_a_resumed_run_ends_with_the_same_weights(name, tmp_path):
     x = torch.randn(4000, D, generator=torch.Generator().manual_seed(0))
     common = {"steps": 24, "batch_size": B, "device": "cuda", "progress": False, "heldout_tokens": 200}
-    (whole,) = ss.train(x, CONFIGS[name], **common)
+    whole = ss.train(x, CONFIGS[name], **common)
 
     out = tmp_path / "run"
 
@@ -71,7 +71,7 @@ def test_a_resumed_run_ends_with_the_same_weights(name, tmp_path):
 
     with pytest.raises(ss.Interrupted):
         ss.train(x, CONFIGS[name], out=out, checkpoint_every=10, callbacks=[Stop()], **common)
-    (resumed,) = ss.train(x, CONFIGS[name], out=out, resume=True, checkpoint_every=10, **common)
+    resumed = ss.train(x, CONFIGS[name], out=out, resume=True, checkpoint_every=10, **common)
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -41,7 +41,7 @@ def tokens():
 def folder(lm, tmp_path_factory):
     more = torch.randint(0, 60, (200, LENGTH), generator=torch.Generator().manual_seed(1))
     x = lm.activations(more, [LAYER])[LAYER].flatten(0, 1)
-    [sae] = ss.train(x, ss.batchtopk(256, 12), steps=150, batch_size=512, device="cpu", progress=False)
+    sae = ss.train(x, ss.batchtopk(256, 12), steps=150, batch_size=512, device="cpu", progress=False)
     sae.cfg.metadata.update({"model_name": "tiny", "hook_name": f"blocks.{LAYER}.hook_resid_post", "layer": LAYER})
     return sae.save(tmp_path_factory.mktemp("run") / "saes" / "batchtopk-s0")
 

@@ -90,7 +90,7 @@ def sae(lm, texts):
     ids = tokenize([t for c in CLASSES for t in texts["train"][c]], lm.tokenizer, settings())
     whole = torch.tensor([one for one in ids if len(one) == TOKENS - 1])
     x = lm.activations(whole, [LAYER])[LAYER].flatten(0, 1).float()
-    return ss.train(x, ss.batchtopk(256, 12), steps=150, batch_size=512, device="cpu", progress=False)[0]
+    return ss.train(x, ss.batchtopk(256, 12), steps=150, batch_size=512, device="cpu", progress=False)
 
 
 @pytest.fixture(scope="module")

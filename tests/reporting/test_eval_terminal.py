@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,11 @@ def test_a_space_that_does_not_break_is_a_space() -> None:
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_no_number_is_cut(width: int, tmp_path: Path) -> None:
     saes = sorted((write_sweep(tmp_path) / "saes").iterdir())[:3]
-    results = {name: {sae: sae / "evals" / f"{name}.json" for sae in saes} for name in ("core", "autointerp")}
+    names = ("core", "autointerp")
+    results = {
+        name: {sae.name: json.loads((sae / "evals" / f"{name}.json").read_text())["result"] for sae in saes}
+        for name in names
+    }
     text = io.StringIO()
     print_evals(results, Console(file=text, width=width))
     lines = text.getvalue().splitlines()

@@ -118,10 +118,8 @@ def test_activations_collected_in_inference_mode(activations):
             for _ in range(30):
                 yield activations[:500] * 1.0
 
-    [sae] = ss.train(collect(), ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET)
-    [same] = ss.train(
-        (activations[:500] for _ in range(30)), ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET
-    )
+    sae = ss.train(collect(), ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET)
+    same = ss.train((activations[:500] for _ in range(30)), ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET)
     assert same_weights(sae, same)
     with torch.inference_mode():
         ss.train(activations, [ss.batchtopk(48, 4)], steps=3, **QUIET)
