@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from sampled_sae import api
-from sampled_sae.config import to_dict
 from sampled_sae.evals import registry
 from sampled_sae.experiments import synthetic
 from sampled_sae.experiments.scales import SCALES, STAND_IN, Scale
@@ -68,7 +67,7 @@ def reproduce(
     check_packages(work.scale, names)
     check_disk(out, peak(costs))
     estimates = record.content.get("estimate", {}) | {cost.stage: cost._asdict() for cost in costs}
-    run_stages(asked, out, scale, {"settings": to_dict(work.scale), "device": str(place), "estimate": estimates})
+    run_stages(asked, out, scale, {"settings": work.scale.to_dict(), "device": str(place), "estimate": estimates})
     if (out / "index.html").exists():
         print(f"All results: {out / 'index.html'}")
 
@@ -92,7 +91,7 @@ class Paper:
         return [self._synthetic(), self._train(), *evaluations, self._compare(), self._report()]
 
     def _synthetic(self) -> Stage:
-        folder, part = self.out / "synthetic", to_dict(self.scale.synthetic)
+        folder, part = self.out / "synthetic", self.scale.synthetic.to_dict()
 
         def run() -> None:
             experiment = synthetic.experiment(**part)
@@ -114,14 +113,14 @@ class Paper:
             make_folder(folder)
             source = api.activations(self.model, scale.text, scale.layer, **collected)
             for name, configs in zip(names, runs, strict=True):
-                write_json(folder / f"{name}.json", [to_dict(config) for config in configs])
+                write_json(folder / f"{name}.json", [config.to_dict() for config in configs])
                 settings: dict[str, Any] = common | {"seed": scale.seeds[0], "resume": True, "device": self.device}
                 api.train(source, configs, out=folder / name, **settings)
 
         about = {"model": scale.model, "text": scale.text, "layer": scale.layer, "resume": True, "device": self.device}
         about |= {f"source.{name}": value for name, value in collected.items()} | common | {"seeds": scale.seeds[0]}
         commands = [typed("train", out=folder / name, configs=folder / f"{name}.json", **about) for name in names]
-        settings = {name: value for name, value in to_dict(scale).items() if name in OF_TRAINING}
+        settings = {name: value for name, value in scale.to_dict().items() if name in OF_TRAINING}
         leaves = tuple(folder / name / "run.json" for name in names)
         return Stage("train", settings, run, leaves, keeps=True, commands=tuple(commands))
 
@@ -141,7 +140,7 @@ class Paper:
             print(api.evaluate(self.out / "train", self.model, [used], text=text, out=folder, device=self.device))
 
         about = {"evals": name, "text": text, "out": folder, "device": self.device, name: used}
-        settings = ({} if text is None else {"text": text}) | to_dict(config)
+        settings = ({} if text is None else {"text": text}) | config.to_dict()
         command = typed("eval", self.out / "train", **about)
         return Stage(name, settings, run, (folder / "table.csv",), needs=("train",), commands=(command,))
 
@@ -157,7 +156,7 @@ class Paper:
         command = typed(
             "compare", self.out / "train", out=folder, embedder=embedder, device=self.device, **changed(config)
         )
-        settings = {"embedder": embedder, **to_dict(config)}
+        settings = {"embedder": embedder, **config.to_dict()}
         # Core counts which latents fire, autointerp explains them.
         reads, leaves = ("core", "autointerp"), (folder / "compare.json",)
         return Stage("compare", settings, run, leaves, needs=("train",), reads=reads, commands=(command,))
@@ -257,7 +256,7 @@ def _bytes(d_sae: int, d_in: int) -> int:
 
 
 def _cost_of_synthetic(scale: Scale, work: Workload) -> Cost:
-    experiment = synthetic.experiment(**to_dict(scale.synthetic))
+    experiment = synthetic.experiment(**scale.synthetic.to_dict())
     m, d = experiment.d_sae, experiment.data.d
     saes = len(synthetic.grid(experiment)) * len(experiment.seeds)
     step = work.step(m, d, experiment.batch_size)

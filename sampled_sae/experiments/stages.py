@@ -118,7 +118,6 @@ class Record:
 @migration("reproduce", 1)
 def _upgrade(content: Any) -> Any:
     """Names of version 0, and the defaults of settings that stages did not list."""
-    from sampled_sae.config import to_dict
     from sampled_sae.evals.autointerp.schema import AutointerpConfig
     from sampled_sae.evals.core.schema import CoreConfig
 
@@ -126,7 +125,7 @@ def _upgrade(content: Any) -> Any:
         return renamed(old, latents="d_sae", saes_a_run="saes_per_run", max_norm="high_norm_factor")
 
     def completed(default: Any) -> Callable[[Any], Any]:
-        return lambda old: plain(to_dict(default)) | renamed(old, interp_tokens="tokens")
+        return lambda old: default.to_dict() | renamed(old, interp_tokens="tokens")
 
     changes = {"train": training, "core": completed(CoreConfig()), "autointerp": completed(AutointerpConfig())}
     for name, change in changes.items():

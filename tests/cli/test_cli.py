@@ -68,9 +68,7 @@ def test_other_files_of_activations(activations, tmp_path):
 
 
 def test_configurations_from_a_file(acts, tmp_path):
-    from sampled_sae.config import to_dict
-
-    (tmp_path / "c.json").write_text(json.dumps([to_dict(ss.released(32, 2, score="l1", name="mine"))]))
+    (tmp_path / "c.json").write_text(json.dumps([ss.released(32, 2, score="l1", name="mine").to_dict()]))
     words = ("--steps", 20, "--batch-size", 200, "--configs", tmp_path / "c.json")
     done = run("train", acts, "--out", tmp_path / "run", *words)
     assert ss.SAE.load(tmp_path / "run" / "saes" / "mine").cfg.training.pool.score == "l1", done.stderr

@@ -10,7 +10,6 @@ from safetensors.numpy import save_file
 import sampled_sae as ss
 from sampled_sae import cli
 from sampled_sae.cli import load, parse
-from sampled_sae.config import to_dict
 
 SIZE = ("--latents", 48, "--k", 4)
 SHORT = ("--steps", 5, "--batch-size", 200, "--device", "cpu")
@@ -57,7 +56,7 @@ def test_a_flag_that_nothing_uses_is_an_error(words, line, acts, tmp_path, capsy
 
 def test_a_file_of_configurations_leaves_nothing_to_flags(acts, tmp_path, capsys):
     file = tmp_path / "c.json"
-    file.write_text(json.dumps([to_dict(ss.sampled(32, 2))]))
+    file.write_text(json.dumps([ss.sampled(32, 2).to_dict()]))
     words = (acts, "--out", tmp_path / "run", *SHORT, "--configs", file)
     for flag, value in (
         ("--d-sae", 64),

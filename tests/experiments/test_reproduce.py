@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sampled_sae.config import plain, to_dict
+from sampled_sae.config import plain
 from sampled_sae.experiments import stages as reproduce
 from sampled_sae.experiments.reproduce import Paper
 from sampled_sae.experiments.scales import SCALES
@@ -164,7 +164,7 @@ def test_a_record_of_version_0_is_upgraded(tmp_path):
     """Names as they were, and settings that stages did not list."""
     scale = SCALES["tiny"]
     paper = {stage.name: stage for stage in Paper(scale, tmp_path).stages()}
-    autointerp = {name: value for name, value in to_dict(scale.autointerp).items() if name != "tokens"}
+    autointerp = {name: value for name, value in scale.autointerp.to_dict().items() if name != "tokens"}
     train = paper["train"].settings
     names = {"d_sae": "latents", "saes_per_run": "saes_a_run", "high_norm_factor": "max_norm"}
     old = {
