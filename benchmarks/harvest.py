@@ -19,7 +19,7 @@ import torch
 
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.harvest import HarvestStream, contexts_at_once, model_activations
-from sampled_sae.data.text import documents
+from sampled_sae.data.text import TextSource
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
 
@@ -58,7 +58,7 @@ def harvest(stream: HarvestStream, first: int, blocks: int) -> float:
 
 
 def measure(model: LanguageModel, a: argparse.Namespace) -> dict[str, float]:
-    source = contexts(documents(a.text), model.tokenizer, TextConfig(a.context, bos=model.bos))
+    source = contexts(TextSource(a.text).documents(), model.tokenizer, TextConfig(a.context, bos=model.bos))
     tokens = torch.stack([next(source) for _ in range(a.contexts)])
     activations = model_activations(model, a.text, a.layer, context=a.context, buffer_tokens=a.buffer)
     [stream] = activations.open(4096, a.context * 64, 0).values()

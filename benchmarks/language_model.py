@@ -26,7 +26,7 @@ import sampled_sae as ss
 from sampled_sae.config import to_dict
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.harvest import HarvestStream, model_activations
-from sampled_sae.data.text import documents
+from sampled_sae.data.text import TextSource
 from sampled_sae.evals.core.evaluate import evaluate_core_many
 from sampled_sae.evals.core.schema import CoreConfig
 from sampled_sae.method.config import Multiplier, PoolConfig, Released
@@ -124,7 +124,7 @@ class Setting:
 
     def measure(self, saes: list[ss.SAE]) -> list[dict[str, Any]]:
         """The core evaluation on other text."""
-        source = contexts(documents(self.a.heldout), self.model.tokenizer, self.text)
+        source = contexts(TextSource(self.a.heldout).documents(), self.model.tokenizer, self.text)
         tokens = torch.stack(list(islice(source, self.a.contexts)))
         settings = CoreConfig(put_in="normal", contexts_at_once=16, tokens_at_once=4096)
         return [r.to_dict() for r in evaluate_core_many(saes, self.model, self.a.layer, tokens, settings)]

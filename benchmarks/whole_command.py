@@ -33,7 +33,7 @@ with clock("import"):
     import sampled_sae as ss
     from sampled_sae.data.contexts import TextConfig, contexts
     from sampled_sae.data.harvest import model_activations
-    from sampled_sae.data.text import documents
+    from sampled_sae.data.text import TextSource
     from sampled_sae.evals.core.evaluate import evaluate_core
     from sampled_sae.evals.core.schema import CoreConfig
     from sampled_sae.models.load import load_model
@@ -66,7 +66,7 @@ def main() -> None:
     with clock("harvest, train, calibrate, save"):
         sae = ss.train(stream, config, steps=a.tokens // a.batch, out=a.out / "run", **common)
     with clock("measure"):
-        tokens = torch.stack(list(islice(contexts(documents(a.heldout), model.tokenizer, text), a.contexts)))
+        tokens = torch.stack(list(islice(contexts(TextSource(a.heldout).documents(), model.tokenizer, text), a.contexts)))
         how = CoreConfig(put_in="normal", contexts_at_once=16)
         result = evaluate_core(sae, model, a.layer, tokens, how)
     CLOCK["all"] = time.perf_counter() - begin + CLOCK["import"]

@@ -232,7 +232,7 @@ def _pieces(documents: Iterable[str]) -> Iterator[_Text]:
     """Documents, long ones in parts, numbered from 0. Empty ones are left out."""
     if isinstance(documents, str):
         raise UserError(
-            f"documents = {documents[:40]!r}: must be an iterable of texts, such as documents(source) gives"
+            f"documents = {documents[:40]!r}: must be an iterable of texts, such as TextSource.documents() returns"
         )
     number = 0
     for index, document in enumerate(documents):

@@ -99,11 +99,6 @@ def as_text(text: str | Path | TextSource | TextList | Iterable[str]) -> TextSou
     raise UserError(f"text = {type(text).__name__}: must be the name of a text, a TextSource or a list of documents")
 
 
-def documents(source: str, field: str = "text", split: str = "train", subset: str | None = None) -> Iterator[str]:
-    """The documents of a `TextSource`."""
-    return TextSource(source, field, split, subset).documents()
-
-
 def _with_text(texts: Iterable[str], source: str) -> Iterator[str]:
     none = True
     for text in texts:

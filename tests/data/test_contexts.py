@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sampled_sae.data import contexts as module
 from sampled_sae.data.contexts import ContextStream, TextConfig, contexts, find_end_of_text
-from sampled_sae.data.text import documents
+from sampled_sae.data.text import TextSource
 from sampled_sae.utils.errors import UserError
 
 END = "<|endoftext|>"
@@ -174,9 +174,9 @@ def test_halves_of_surrogates_are_replaced():
 
 def test_the_standard_library_end_to_end():
     config = TextConfig(bos=True, skip_first=1)
-    first = list(islice(contexts(documents("stdlib"), TOKENIZER, config), 3))
+    first = list(islice(contexts(TextSource("stdlib").documents(), TOKENIZER, config), 3))
     assert [context.shape for context in first] == [(1024,)] * 3
-    beginning = next(documents("stdlib"))
+    beginning = next(TextSource("stdlib").documents())
     assert TOKENIZER.decode(first[0][1:]).startswith(beginning[:500])
 
 

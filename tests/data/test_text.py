@@ -11,10 +11,14 @@ import pytest
 import zstandard
 
 from sampled_sae.data import text
-from sampled_sae.data.text import TextSource, as_text, documents
+from sampled_sae.data.text import TextSource, as_text
 from sampled_sae.utils.errors import UserError
 
 TEXTS = ["first\nof two lines", "zweites, schön", "third \u2028 \U0001f600"]
+
+
+def documents(source: str, **options):
+    return TextSource(source, **options).documents()
 
 
 def jsonl(texts, field="text") -> bytes:
