@@ -66,7 +66,9 @@ def main() -> None:
     with clock("harvest, train, calibrate, save"):
         sae = ss.train(stream, config, steps=a.tokens // a.batch, out=a.out / "run", **common)
     with clock("measure"):
-        tokens = torch.stack(list(islice(contexts(TextSource(a.heldout).documents(), model.tokenizer, text), a.contexts)))
+        tokens = torch.stack(
+            list(islice(contexts(TextSource(a.heldout).documents(), model.tokenizer, text), a.contexts))
+        )
         how = CoreConfig(put_in="normal", contexts_at_once=16)
         result = evaluate_core(sae, model, a.layer, tokens, how)
     CLOCK["all"] = time.perf_counter() - begin + CLOCK["import"]
