@@ -9,11 +9,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
-from sampled_sae.browser.files import LATENTS_A_CHUNK, column, data_files, script
+from sampled_sae.browser.files import LATENTS_A_CHUNK, column, data_files, script, words_of
 from sampled_sae.browser.windows import TOP
 from sampled_sae.browser.write import write_browser
-from tests.browser.made_up import SILENT, WORDS, M, hostile_tokenizer, made_up_page
+from tests.browser.made_up import HOSTILE, SILENT, WORDS, M, hostile_tokenizer, made_up_page
+from tests.evals.autointerp.tools import WORDS as SPACED
+from tests.evals.autointerp.tools import word_tokenizer
+from tests.models.tiny_models import make_tokenizer
 
 PAGE = made_up_page(len(WORDS))
 
@@ -144,3 +148,37 @@ def test_what_breaks_off_leaves_the_old_page(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_browser(made_up_page(len(WORDS), m=21, n=10), hostile_tokenizer(), tmp_path, stop)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+# ---- tokens as text ----
+
+
+def test_hidden_characters_become_visible():
+    found = words_of(range(len(WORDS)), hostile_tokenizer())
+    assert found.text[: len(HOSTILE)] == [
+        *(
+            "<script>alert(1)</script>",
+            "</script>",
+            "\"'`&quot;",
+            "\\u202eright",
+            "🦀",
+            "a↵b",
+            "\\u2028",
+            "عربية",
+            "-->",
+        ),
+    ]
+    assert found.bytes == {}
+
+
+def test_parts_of_a_character_keep_their_bytes():
+    tokenizer: PreTrainedTokenizerFast = make_tokenizer()
+    ids = tokenizer("the 🦀\n", add_special_tokens=False)["input_ids"]
+    found = words_of(ids, tokenizer)
+    assert found.text == ["the", " ", "\\xf0", "\\x9f", "\\xa6", "\\x80", "↵"]
+    assert bytes(byte for number in sorted(found.bytes) for byte in found.bytes[number]).decode() == "🦀"
+
+
+def test_the_space_that_a_lone_token_loses():
+    tokenizer = word_tokenizer()
+    assert words_of([SPACED.index("gene")], tokenizer).text == [" gene"]

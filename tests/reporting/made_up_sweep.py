@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sampled_sae.config import plain, to_dict
+from sampled_sae.config import plain
 from sampled_sae.evals.absorption.schema import AbsorptionConfig, AbsorptionResult
 from sampled_sae.evals.autointerp.schema import AutointerpConfig, AutointerpResult, Score
 from sampled_sae.evals.bootstrap import Estimate, Spread
@@ -98,15 +98,15 @@ def write_sae(
     }
     metadata = {"model_name": model, "layer": layer, "text": "stdlib", "context_size": 16, "training": training}
     put(folder / "cfg.json", {"d_in": 16, "d_sae": M})
-    put(folder / "sampled_sae.json", {"config": to_dict(config), "threshold_ema": None, "metadata": metadata})
+    put(folder / "sampled_sae.json", {"config": config.to_dict(), "threshold_ema": None, "metadata": metadata})
     for name, result in results.items():
-        put(folder / "evals" / f"{name}.json", {"result": result, "sae": to_dict(config), "asked": {"contexts": 8}})
+        put(folder / "evals" / f"{name}.json", {"result": result, "sae": config.to_dict(), "asked": {"contexts": 8}})
     return folder
 
 
 def write_run(out: Path, configs: Sequence[SAEConfig], steps: Sequence[int] = (0, 5, 9), finished: bool = True) -> Path:
     """run.json and log.jsonl."""
-    described = {"train": to_dict(TrainConfig(10, 8)), "saes": [to_dict(config) for config in configs]}
+    described = {"train": TrainConfig(10, 8).to_dict(), "saes": [config.to_dict() for config in configs]}
     put(out / "run.json", {"config": described, "versions": {}, "git_commit": None, "finished": finished})
     numbers = {"loss": 2.0, "fve": 0.5, "dead": 0.1, "churn": 0.2}
     lines = [{"step": step, "sae": config.name, **numbers} for step in steps for config in configs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from sampled_sae.reporting.terminal import print_evals
 from sampled_sae.reporting.write import write_report
 from sampled_sae.utils.measures import Metric
 from tests.reporting.made_up_sweep import grid, put, write_sweep
-from tests.reporting.test_sweep_page import explorer
+from tests.reporting.test_report_page import explorer
 from tests.reporting.test_synthetic_page import Reader
 
 
@@ -75,13 +76,13 @@ def test_it_is_in_tables_and_the_terminal(swept: Path) -> None:
     assert "hue,hue_low,hue_high,chroma" in tables["colors.csv"] and "hue,chroma" in tables["saes.csv"]
     saes = sorted((swept / "run" / "saes").iterdir())[:2]
     text = io.StringIO()
-    print_evals({"colors": {sae: sae / "evals" / "colors.json" for sae in saes}}, Console(file=text, width=100))
+    results = {sae.name: json.loads((sae / "evals" / "colors.json").read_text())["result"] for sae in saes}
+    print_evals({"colors": results}, Console(file=text, width=100))
     assert "Hue <deg>" in text.getvalue() and "(0.400 to 0.700)" in text.getvalue() and "By eye." in text.getvalue()
 
 
 def test_escape_sequences_do_not_reach_the_terminal(swept: Path) -> None:
-    sae = swept / "run" / "saes" / "a\x1b[31mb\x9b2J"
-    put(sae / "evals" / "colors.json", {"result": {"hue": 0.5, "not_evaluable": "why\x1b]0;x\x07"}})
+    result = {"hue": 0.5, "not_evaluable": "why\x1b]0;x\x07"}
     text = io.StringIO()
-    print_evals({"colors": {sae: sae / "evals" / "colors.json"}}, Console(file=text, width=100))
+    print_evals({"colors": {"a\x1b[31mb\x9b2J": result}}, Console(file=text, width=100))
     assert "a?[31mb?2J" in text.getvalue() and not set("\x1b\x07\x9b") & set(text.getvalue())

@@ -1,87 +1,57 @@
-"""The synthetic experiment's tables in a terminal, on small made-up results."""
+"""Tables of evaluations in a terminal: intervals as they are, and nothing cut."""
 
 from __future__ import annotations
 
 import io
-from typing import Any
+import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from sampled_sae.reporting.synthetic import print_results
-from tests.reporting.made_up import results, sae
+from sampled_sae.reporting.terminal import form_value as form
+from sampled_sae.reporting.terminal import print_evals, safe
+from sampled_sae.utils.measures import Value
+from tests.reporting.made_up_sweep import write_sweep
 
 
-def printed(content: dict[str, Any], width: int = 100, terminal: bool = False) -> str:
-    stream = io.StringIO()
-    colors: Any = "standard" if terminal else None
-    print_results(content, Console(file=stream, width=width, force_terminal=terminal, color_system=colors))
-    return stream.getvalue()
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (None, "-"),
+        (Value(0.5, None, None), "0.5"),
+        (Value(0.5, 0.4, 0.6), "0.5 ± 0.1"),
+        (Value(0.5, 0.45, 0.57), "0.5 ± 0.06"),
+        (Value(0.5, 0.45, 0.6), "0.5 (0.45 to 0.6)"),
+        (Value(0.0, 0.0, 0.00146), "0 (0 to 0.00146)"),
+        (Value(0.5, 0.52, 0.6), "0.5 (0.52 to 0.6)"),
+        # The skew is only one of rounding, or lies in digits that are not written.
+        (Value(0.1330, 0.1316, 0.1347), "0.133 ± 0.002"),
+        (Value(0.13301, 0.13299, 0.13306), "0.133 ± 4e-05"),
+        (Value(0.5, 0.5, 0.5), "0.5 ± 0"),
+    ],
+)
+def test_an_interval_that_is_skewed_shows_its_ends(value: Value | None, written: str) -> None:
+    assert form(value) == written
 
 
-def row(text: str, label: str) -> list[str]:
-    (found,) = (line for line in text.splitlines() if line.startswith(label))
-    return found.removeprefix(label).split()
+def test_a_space_that_does_not_break_is_a_space() -> None:
+    assert safe("k\u00a0=\u00a01").plain == "k = 1"
 
 
-def test_data_comes_first() -> None:
-    text = printed(results(sae("a")))
-    assert row(text, "LF+HA") == ["256", "0.020", "1.00", "0.801", "0.605"]
-    assert "coherence 0.0625" in text and "noise 20 dB" in text
-    assert text.index("Mutual coherence") < text.index("held-out")
-
-
-def test_one_row_a_configuration_with_means() -> None:
-    text = printed(results(*(sae("a", seed, fve_train=0.1 * seed) for seed in range(3)), sae("b", dead=0.5)))
-    assert row(text, "a ")[:5] == ["0.100", "0.750", "0.700", "60.0", "0.10*"]
-    assert row(text, "b ")[:5] == ["0.800*", "0.750", "0.700", "60.0", "0.50"]
-    assert "means over up to 3 seeds" in " ".join(text.split())
-
-
-def test_missing_numbers_are_dashes() -> None:
-    text = printed(results(sae("a", fve_train=None, recovery=None), sae("b", fve_train=float("nan"))))
-    assert row(text, "a ") == ["-", "0.750", "0.700", "60.0", "0.10", "-", "-", "-", "-", "-"]
-    assert "nan" not in text.lower()
-
-
-@pytest.mark.parametrize("width", [80, 100, 200])
-def test_fits_the_width(width: int) -> None:
-    labels = [
-        "BatchTopK",
-        "uniform 30% to 100% annealed, and a rather long remark",
-        "uniform 75% released at 70% lr=0.003",
-        "x" * 70,
-    ]
-    text = printed(results(*(sae(label) for label in labels)), width)
-    assert max(map(len, text.splitlines())) <= width
-    # Long labels fold; the numbers stay whole.
-    assert text.count("0.750") >= 3 and "…" not in text
-
-
-def test_plain_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    print_results(results(sae("a"), sae("b", fve_train=0.9)))
-    text = capsys.readouterr().out
-    assert "\x1b" not in text
-    assert row(text, "b ")[0] == "0.900*"
-    assert max(map(len, text.splitlines())) <= 100
-
-
-def test_color_in_a_terminal() -> None:
-    assert "\x1b[1;32m0.900*" in printed(results(sae("a"), sae("b", fve_train=0.9)), terminal=True)
-
-
-@pytest.mark.parametrize("label", ["[red]x[/red]", "[/]", "<b>x", "x\x1b[31my"])
-def test_hostile_labels_stay_text(label: str) -> None:
-    text = printed(results(sae(label), sae("b")))
-    assert label.replace("\x1b", "?") in text
-    assert "\x1b" not in text
-
-
-def test_one_sae_has_no_best() -> None:
-    assert "*" not in " ".join(row(printed(results(sae("a"))), "a "))
-
-
-def test_no_bucket_is_invented() -> None:
-    text = printed({"saes": [sae("a")]})
-    assert row(text, "a ") == ["0.800", "0.750", "0.700", "60.0", "0.10", "-"]
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_no_number_is_cut(width: int, tmp_path: Path) -> None:
+    saes = sorted((write_sweep(tmp_path) / "saes").iterdir())[:3]
+    names = ("core", "autointerp")
+    results = {
+        name: {sae.name: json.loads((sae / "evals" / f"{name}.json").read_text())["result"] for sae in saes}
+        for name in names
+    }
+    text = io.StringIO()
+    print_evals(results, Console(file=text, width=width))
+    lines = text.getvalue().splitlines()
+    assert "…" not in text.getvalue() and max(map(len, lines)) <= width
+    for head in ("FVU", "KL recovered", "Over 10%", "fuzzing"):
+        assert any(head in line for line in lines)
+    assert sum(line.startswith(saes[0].name) for line in lines) > (2 if width < 160 else 1)
+    assert all(sae.name in text.getvalue() for sae in saes)

@@ -1,4 +1,4 @@
-"""The page of a sweep, as text; test_sweep_browser.py looks at it in a browser."""
+"""The page of a sweep, as text; test_report_browser.py looks at it in a browser."""
 
 from __future__ import annotations
 
