@@ -364,7 +364,8 @@ def _first_contexts(sae: SAE, model: LanguageModel, text: TextSource, tokens: in
     """The text's first contexts [n, length]; all of them where they have fewer than `tokens` tokens."""
     from sampled_sae.data.contexts import TextConfig, contexts
 
-    cut = TextConfig(length, bool(sae.cfg.metadata.get("prepend_bos")))
+    bos = sae.cfg.metadata.get("prepend_bos")
+    cut = TextConfig(length, model.bos if bos is None else bool(bos))
     count = -(-tokens // length)
     found = list(islice(contexts(text.documents(), model.tokenizer, cut), count))
     if not found:

@@ -210,7 +210,8 @@ class Session:
         count, size = self._count(wanted, sae), wanted.length or sae.cfg.metadata.get("context_size")
         if size is None:
             raise UserError("an SAE does not say its context; give --context")
-        cut = TextConfig(int(size), bool(sae.cfg.metadata.get("prepend_bos")))
+        bos = sae.cfg.metadata.get("prepend_bos")
+        cut = TextConfig(int(size), self.model.bos if bos is None else bool(bos))
         found = list(islice(contexts(self.text.documents(), self.model.tokenizer, cut), count))
         if len(found) < (count if wanted.all else 1):
             raise UserError(f"contexts = {count}: the text holds {len(found)} of {cut.context} tokens")

@@ -1,3 +1,4 @@
+import json
 import shutil
 from collections import Counter
 
@@ -267,3 +268,21 @@ def test_from_a_model_and_a_text_to_a_source(model, tmp_path):
     ):
         with pytest.raises(ss.UserError, match=line):
             model_activations(model, **{"text": list(documents()), **wrong})
+
+
+def test_a_run_of_version_0_resumes(model, tmp_path):
+    """Its record has other names: length, and max_norm for the factor."""
+    common = {"steps": 5, "batch_size": 30, "progress": False, "device": "cpu", "out": tmp_path}
+    ss.train(stream(model), ss.batchtopk(64, 4), **common)
+    record = read_json(tmp_path / "run.json")
+    assert record.pop("format_version") >= 1
+    source = {"context": "length", "high_norm_factor": "max_norm"}
+    record["source"] = {source.get(name, name): value for name, value in record["source"].items()}
+    record["config"]["saes"] = [
+        {{"d_sae": "latents"}.get(name, name): value for name, value in sae.items()} for sae in record["config"]["saes"]
+    ]
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    ss.train(stream(model), ss.batchtopk(64, 4), resume=True, **common)
+    other = stream(model, harvest((1,), buffer_tokens=400, contexts_at_once=3, high_norm_factor=5.0))
+    with pytest.raises(ss.UserError, match="other activations: high_norm_factor was None and is now 5"):
+        ss.train(other, ss.batchtopk(64, 4), resume=True, **common)
