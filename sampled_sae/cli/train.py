@@ -23,6 +23,10 @@ IN_CONFIGS = ("d_sae", "k", "methods", "optimizer", "auxk", "threshold")
 """Settings that a file of configurations contains."""
 
 
+SHARED = ("batch_size", "normalize", "heldout_tokens", "log_every", "checkpoint_every", "log_to")
+"""Settings that all SAEs of a run share."""
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer(OptimizerConfig):
     """Adam, its learning rate over time, and clipping."""
@@ -103,28 +107,19 @@ class Train:
         from sampled_sae.api import train
         from sampled_sae.data.source import open_source
         from sampled_sae.method.scores import load_scores
+        from sampled_sae.training.run import TrainConfig
+        from sampled_sae.training.trainer import check_start, steps_of
 
         for script in self.load_scores:
             load_scores(script)
         self.refuse_unused()
-        configs = self.sae_configs()
+        configs, steps = self.sae_configs(), steps_of(self.steps, self.tokens, self.batch_size)
+        settings: dict[str, Any] = {name: getattr(self, name) for name in SHARED} | {"seed": self.seeds[0]}
+        # Before the language model is loaded.
+        check_start(configs, TrainConfig(steps, **settings), self.out, self.resume)
         path = self.activations
-        found = train(
-            self.collect.activations(self.device) if path is None else open_source(path, key=self.key),
-            configs,
-            steps=self.steps,
-            tokens=self.tokens,
-            out=self.out,
-            resume=self.resume,
-            device=self.device,
-            batch_size=self.batch_size,
-            seed=self.seeds[0],
-            normalize=self.normalize,
-            heldout_tokens=self.heldout_tokens,
-            log_every=self.log_every,
-            checkpoint_every=self.checkpoint_every,
-            log_to=self.log_to,
-        )
+        source = self.collect.activations(self.device) if path is None else open_source(path, key=self.key)
+        found = train(source, configs, steps=steps, out=self.out, resume=self.resume, device=self.device, **settings)
         for sae in [sae for saes in found.values() for sae in saes] if isinstance(found, dict) else found:
             print(_summary(sae), file=sys.stderr)
             print(sae.folder, flush=True)  # only folders on stdout, for scripts

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +99,16 @@ class Wandb(Log):
 
     def on_end(self, run: Run, saes: list[SAE] | None) -> None:
         self.run.finish()
+
+
+def check_wandb() -> None:
+    """Raise an error if wandb is not installed, or plainly has no key to log in with."""
+    if importlib.util.find_spec("wandb") is None:
+        raise UserError("log_to = 'wandb': not installed; pip install 'sampled-sae[wandb]'")
+    logins = [Path(os.environ.get("NETRC", "~/.netrc")), Path("~/_netrc"), Path("~/.config/wandb/settings")]
+    known = {"WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"} & os.environ.keys()
+    if not known and not sys.stdin.isatty() and not any(path.expanduser().exists() for path in logins):
+        raise UserError("log_to = 'wandb': there is no API key; run wandb login, or set WANDB_MODE=offline")
 
 
 LOGS: dict[str, Callable[[Path], Log]] = {"tensorboard": TensorBoard, "wandb": Wandb}

@@ -73,6 +73,11 @@ FREE = ("log_every", "checkpoint_every", "log_to")
 HOW = "resume (--resume, in Python resume=True)"
 
 
+def holds_run(out: Path) -> UserError:
+    """The error for a folder with a run that is not to be resumed."""
+    return UserError(f"out = {str(out)!r}: holds a run already; {HOW} to continue it, or choose another folder")
+
+
 class Run:
     """All SAEs on one stream of activations: learners, folder, and the step that they have reached."""
 
@@ -127,9 +132,7 @@ class Run:
                 raise UserError(f"out = {str(self.out)!r}: holds checkpoints of another run; choose another folder")
             return
         if not self.resume:
-            raise UserError(
-                f"out = {str(self.out)!r}: holds a run already; {HOW} to continue it, or choose another folder"
-            )
+            raise holds_run(self.out)
         content = read_file(record, "run")
         if not isinstance(content.get("config"), dict):
             raise UserError(f"{record}: not the record of a training run; choose another folder")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,8 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import named
 from sampled_sae.sae import SAE
 from sampled_sae.training import memory
-from sampled_sae.training.callbacks import ProgressBar, of_run
-from sampled_sae.training.run import HOW, Callback, Run, TrainConfig
+from sampled_sae.training.callbacks import ProgressBar, check_wandb, of_run
+from sampled_sae.training.run import HOW, Callback, Run, TrainConfig, holds_run
 from sampled_sae.utils import system
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.files import alone_in, make_folder, read_json, remove_leftovers, write_json
@@ -193,74 +193,10 @@ def steps_of(steps: int | None, tokens: int | None, batch_size: int) -> int:
     return steps if steps is not None else int(tokens or 0) // batch_size
 
 
-def train(
-    activations: Any,
-    configs: Sequence[SAEConfig] | SAEConfig,
-    *,
-    steps: int | None = None,
-    tokens: int | None = None,
-    batch_size: int = 4096,
-    out: str | Path | None = None,
-    resume: bool = False,
-    heldout: Any | None = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
-    callbacks: Sequence[Callback] = (),
-    progress: bool = True,
-    **settings: Any,
-) -> list[SAE]:
-    """Train one SAE for each configuration, all of them on the same batches, and return them in order.
-
-    `activations` is a tensor, a memory map or any iterable of [B, d_in] or [B, L, d_in] batches. With `out` the run
-    keeps a log and checkpoints there and saves each SAE in `out`/saes/NAME; `resume=True` continues from the last
-    checkpoint and ends with the same weights as without an interruption. `heldout` gives tokens for calibration;
-    otherwise some of the activations are held out. `settings` are those of `TrainConfig`.
-    """
-    shared = TrainConfig(steps_of(steps, tokens, batch_size), batch_size, **settings)
-    folder = None if out is None else Path(out)
-    common: dict[str, Any] = {"out": folder, "resume": resume, "device": device, "dtype": dtype}
-    found = run_training(
-        activations, configs, shared, heldout=heldout, callbacks=callbacks, progress=progress, **common
-    )
-    [saes] = found.values()
-    return saes
-
-
-def train_layers(
-    activations: Mapping[Any, Any],
-    configs: Sequence[SAEConfig] | SAEConfig,
-    *,
-    steps: int | None = None,
-    tokens: int | None = None,
-    batch_size: int = 4096,
-    out: str | Path | None = None,
-    resume: bool = False,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype = torch.float32,
-    callbacks: Sequence[Callback] = (),
-    progress: bool = True,
-    **settings: Any,
-) -> dict[Any, list[SAE]]:
-    """The same for several layers, in step with each other: each layer is a run of its own, in `out`/layer-N."""
-    shared = TrainConfig(steps_of(steps, tokens, batch_size), batch_size, **settings)
-    folder = None if out is None else Path(out)
-    common: dict[str, Any] = {"out": folder, "resume": resume, "device": device, "dtype": dtype}
-    found = run_training(activations, configs, shared, callbacks=callbacks, progress=progress, **common)
-    return dict(zip(activations, found.values(), strict=True))
-
-
-def train_in_passes(
-    source: ActivationSource,
-    configs: Sequence[SAEConfig],
-    out: Path,
-    *,
-    device: str | None,
-    resume: bool = False,
-    progress: bool = True,
-    log_to: Iterable[str] = (),
-    **settings: Any,
-) -> list[Path]:
-    """Train all SAEs in as many passes as memory needs; returns their folders in order."""
-    shared = TrainConfig(**settings, log_to=tuple(log_to))  # type: ignore[arg-type]
-    found = run_training(source, configs, shared, out=out, resume=resume, device=device, progress=progress)
-    return [sae.folder for saes in found.values() for sae in saes if sae.folder is not None]
+def check_start(configs: Sequence[SAEConfig], shared: TrainConfig, out: Path, resume: bool) -> None:
+    """Raise the errors of a run that need no activations, before these are opened."""
+    checked(configs, shared)
+    if not resume and (out / "run.json").exists():
+        raise holds_run(out)
+    if "wandb" in shared.log_to:
+        check_wandb()

@@ -102,6 +102,27 @@ def test_a_pool_of_all_latents_is_told(acts, tmp_path, capsys):
     assert told == [f"l2-{l}: its pool holds all latents, so it is BatchTopK" for l in ("l12", "l1000")]
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--log-to", "wandb"), "log_to = 'wandb': there is no API key; run wandb login, or set WANDB_MODE=offline"),
+        (("--methods", "topk:k=99"), "k = 99: must be at most d_sae = 48"),
+        (("--tokens", 5), "steps = 5, tokens = 5: give one of the two"),
+        (("--checkpoint-every", 0), "checkpoint_every = 0: must be at least 1"),
+        ((), "holds a run already; resume"),
+    ],
+)
+def test_errors_that_need_no_model_come_before_it_is_loaded(words, line, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # without a login
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "run").mkdir()
+    if not words:
+        (tmp_path / "run" / "run.json").write_text("{}")
+    source = ("--model", "no/such-model", "--text", "stdlib", "--layer", 1)  # loading it would be another error
+    assert line in refusal(capsys, *source, "--out", tmp_path / "run", *SIZE, *SHORT, *words)
+
+
 def test_version(capsys):
     cli.main(["--version"])
     assert capsys.readouterr().out == f"sampled-sae {ss.__version__}\n"

@@ -26,7 +26,7 @@ def test_configurations_are_split_by_memory_in_order(monkeypatch):
 def test_several_passes_train_the_same_saes_as_one(activations, tmp_path, monkeypatch):
     configs = [ss.batchtopk(32, 4), ss.topk(32, 4), ss.sampled(32, 4, "l2", 3)]
     settings = {"steps": 12, "batch_size": 100, "seed": 0, "progress": False, "checkpoint_every": 5}
-    one = passes.train_in_passes(open_source(activations), configs, tmp_path / "one", device="cpu", **settings)
+    one = ss.train(activations, configs, out=tmp_path / "one", device="cpu", **settings)
     monkeypatch.setattr(passes, "split", lambda full, *rest: [full[:2], full[2:]])
     opened = []
 
@@ -36,14 +36,14 @@ def test_several_passes_train_the_same_saes_as_one(activations, tmp_path, monkey
             return open_source(activations).open(batch_size, heldout_tokens, seed, steps)
 
     source = Counted()
-    several = passes.train_in_passes(source, configs, tmp_path / "several", device="cpu", **settings)
+    several = ss.train(source, configs, out=tmp_path / "several", device="cpu", **settings)
     assert len(opened) == 2
-    assert [f.relative_to(tmp_path / "several").parts[0] for f in several] == ["pass-1", "pass-1", "pass-2"]
+    assert [sae.folder.relative_to(tmp_path / "several").parts[0] for sae in several] == ["pass-1", "pass-1", "pass-2"]
     for a, b in zip(one, several, strict=True):
-        for x, y in zip(ss.SAE.load(a).parameters(), ss.SAE.load(b).parameters(), strict=True):
+        for x, y in zip(a.parameters(), b.parameters(), strict=True):
             assert torch.equal(x, y)
     monkeypatch.setattr(passes, "split", lambda full, *rest: [full])  # another day, more memory
-    again = passes.train_in_passes(source, configs, tmp_path / "several", device="cpu", resume=True, **settings)
-    assert again == several
+    again = ss.train(source, configs, out=tmp_path / "several", device="cpu", resume=True, **settings)
+    assert [sae.folder for sae in again] == [sae.folder for sae in several]
     with pytest.raises(ss.UserError, match=r"passes.json: is of a run with other SAEs"):
-        passes.train_in_passes(source, configs[:1], tmp_path / "several", device="cpu", resume=True, **settings)
+        ss.train(source, configs[:1], out=tmp_path / "several", device="cpu", resume=True, **settings)
