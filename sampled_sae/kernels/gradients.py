@@ -107,7 +107,7 @@ def put_rows_(
     return energy.sum()
 
 
-class SparseCodes(NamedTuple):
+class KeptCodes(NamedTuple):
     """Kept values as two lists, by token and by latent."""
 
     x16: Tensor
@@ -169,14 +169,14 @@ def loss_and_gradients(
     x: Tensor,
     weights: Parameters,
     copies: Copies,
-    codes: SparseCodes | PoolCodes,
+    codes: KeptCodes | PoolCodes,
     dead: Tensor | None,
     auxk: AuxKConfig,
 ) -> Outcome:
     """x [B, d], its codes, dead latents [n] (m: an empty slot) -> loss and gradients, as `RowGradients`."""
     done = (
         _sparse_pass(x, weights, copies, codes)
-        if isinstance(codes, SparseCodes)
+        if isinstance(codes, KeptCodes)
         else _pool_pass(x, weights, copies, codes)
     )
     auxiliary = torch.zeros((), device=x.device)
@@ -186,7 +186,7 @@ def loss_and_gradients(
     return Outcome(RowGradients(done.rows, done.on_b_dec), loss, done.squared_error, auxiliary)
 
 
-def _sparse_pass(x: Tensor, weights: Parameters, copies: Copies, codes: SparseCodes) -> Pass:
+def _sparse_pass(x: Tensor, weights: Parameters, copies: Copies, codes: KeptCodes) -> Pass:
     """x [B, d] and its codes -> gradients, without those of AuxK."""
     d = x.shape[1]
     out, energy = decode_error(x, weights.b_dec, copies.W_dec, codes.latent, codes.kept, -2 / len(x))

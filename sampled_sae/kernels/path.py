@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sampled_sae.kernels.adam import FusedAdam
 from sampled_sae.kernels.encoder import FastEncoder
-from sampled_sae.kernels.gradients import Copies, PoolCodes, SparseCodes, counts, loss_and_gradients
+from sampled_sae.kernels.gradients import Copies, KeptCodes, PoolCodes, counts, loss_and_gradients
 from sampled_sae.kernels.graphs import Recorder
 from sampled_sae.kernels.select import cut_batch, cut_into_blocks, cut_rows
 from sampled_sae.kernels.sparse import group_by_latent
@@ -90,7 +90,7 @@ class FastPath:
         latent = cut.kept.column
         if found.columns is not None:
             latent = _whose(found.columns, found.z.shape[1], m)[latent]
-        sparse = SparseCodes(encoder.x16, cut.kept, latent, group_by_latent(cut.kept, latent, m))
+        sparse = KeptCodes(encoder.x16, cut.kept, latent, group_by_latent(cut.kept, latent, m))
         fired = sparse.groups.stop > sparse.groups.start
         return Selection(found.pool, fired, cut.smallest, lambda: int((latent < m).sum()), sparse)
 
