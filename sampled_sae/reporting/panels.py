@@ -22,19 +22,14 @@ HEIGHT = 290
 Trace = dict[str, Any]
 
 
-class Axes(NamedTuple):
-    """plotly's settings of both axes."""
-
-    x: dict[str, Any]
-    y: dict[str, Any]
-
-
 class Panel(NamedTuple):
     """One of several figures side by side."""
 
     title: str
     traces: list[Trace]
-    axes: Axes
+    x: dict[str, Any]
+    """plotly's settings of the x-axis."""
+    y: dict[str, Any]
 
 
 def grouped(rows: Sequence[Configuration]) -> dict[str, list[Configuration]]:
@@ -62,14 +57,12 @@ def against(sweep: Sweep, x: Metric, y: Metric, look: Styles) -> list[Panel]:
             traces.append(scatter([row for row in members if row.group == group], x, y, look[group]))
         if base:
             traces.append(scatter(base, x, y, look[BASE]))
-        axes = Axes(
-            {"title": {"text": plain(x.axis)}, "range": ranges[0], "nticks": 6},
-            {"title": {"text": plain(y.title)}, "range": ranges[1], "nticks": 6},
-        )
+        titles = (plain(x.axis), plain(y.title))
+        axes = [{"title": {"text": title}, "range": r, "nticks": 6} for title, r in zip(titles, ranges, strict=True)]
         # l beside each point, or the label where there is no l.
         texts = {i: f"{row.l:g}" if row.l is not None else row.label for i, row in enumerate(members)}
         traces.append(labels(means([*members, *base], x, y), texts, ranges, SMALLEST))
-        panels.append(Panel(title, traces, axes))
+        panels.append(Panel(title, traces, *axes))
     return panels
 
 
@@ -106,10 +99,10 @@ def densities(sweep: Sweep, look: Styles) -> list[Panel]:
                 trace = _histogram(row, f"l = {row.l:g}", _line(shade[row.l], "solid"))
             drawn[title].append(trace)
     axes = _density_axes([trace for traces in [*drawn.values(), base] for trace in traces])
-    return [Panel(title, [*traces, *base], axes) for title, traces in drawn.items()]
+    return [Panel(title, [*traces, *base], *axes) for title, traces in drawn.items()]
 
 
-def _density_axes(traces: Sequence[Trace]) -> Axes:
+def _density_axes(traces: Sequence[Trace]) -> tuple[dict[str, Any], dict[str, Any]]:
     steps = [pair for trace in traces for pair in zip(trace["x"], trace["y"], strict=True)]
     lowest = min(math.log10(edge) for edge, share in steps if share)
     decades = range(math.floor(lowest), 1)
@@ -121,7 +114,7 @@ def _density_axes(traces: Sequence[Trace]) -> Axes:
         "ticktext": [_percent(i) for i in decades],
     }
     highest = max(share for _, share in steps)
-    return Axes(x, {"title": {"text": "share of latents"}, "range": [0, 1.06 * highest], "nticks": 6})
+    return x, {"title": {"text": "share of latents"}, "range": [0, 1.06 * highest], "nticks": 6}
 
 
 def _line(color: str, dashes: str) -> dict[str, Any]:
@@ -160,8 +153,7 @@ def _histogram(row: Configuration, name: str, line: dict[str, Any]) -> Trace:
 def singles(panels: Sequence[Panel]) -> list[tuple[str, go.Figure]]:
     """Each panel as a figure of its own, for a page that lays them out itself."""
     return [
-        (panel.title, base_figure(HEIGHT, panel.axes.x, panel.axes.y, {"r": 12}).add_traces(panel.traces))
-        for panel in panels
+        (panel.title, base_figure(HEIGHT, panel.x, panel.y, {"r": 12}).add_traces(panel.traces)) for panel in panels
     ]
 
 
@@ -186,7 +178,7 @@ def sheet(panels: Sequence[Panel], width: int) -> go.Figure:
             new = "name" in trace and trace["name"] not in named
             named |= {trace["name"]} if new else set()
             figure.add_trace({**trace, "showlegend": new}, row, column)
-        look = base_figure(height, panel.axes.x, panel.axes.y, {}).layout.to_plotly_json()
+        look = base_figure(height, panel.x, panel.y, {}).layout.to_plotly_json()
         # Only the outer panels name their axes.
         outer = {"x": number + columns >= len(panels), "y": column == 1}
         figure.update_xaxes(look.pop("xaxis") | ({} if outer["x"] else {"title": None}), row=row, col=column)

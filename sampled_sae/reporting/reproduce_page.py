@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sampled_sae.config import read_file
 from sampled_sae.evals import registry
 from sampled_sae.reporting.pages import render
 from sampled_sae.reporting.tables import Missing
 from sampled_sae.reporting.write import Written
-from sampled_sae.utils.files import read_json, write_text
+from sampled_sae.utils.files import write_text
 from sampled_sae.utils.measures import Table
 from sampled_sae.utils.progress import clock
 
@@ -28,7 +29,7 @@ def paths() -> dict[str, str]:
 
 def write_front(out: Path, written: Written) -> Path:
     """Write `out`/index.html from reproduce.json and the tables of the report."""
-    record = read_json(out / "reproduce.json")
+    record = read_file(out / "reproduce.json", "reproduce")
     settings = record.get("settings") or {}
     text = render(
         "reproduce.html",

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sampled_sae.config import read_file
+from sampled_sae.evals.results import read_result, result_path
 from sampled_sae.evals.saes import names_of
-from sampled_sae.reporting.collect import Kind, kinds
+from sampled_sae.reporting.collect import Kind, kinds, part
 from sampled_sae.reporting.sweep import Configuration, Sweep, key_of
 from sampled_sae.utils.files import make_folder, read_json, write_json, write_text
 from sampled_sae.utils.measures import Cell, Column, Table, csv_text, find, form, number, shown
@@ -321,12 +323,12 @@ def write_tables(folders: Sequence[Path], out: Path) -> Path:
     rows: list[list[Any]] = []
     for kind in kinds():
         for name, folder in zip(names_of(folders), folders, strict=True):
-            path = folder / "evals" / f"{kind.name}.json"
-            if not path.exists():
+            content = read_result(folder, kind.name)
+            if content is None:
                 continue
-            content = read_json(path)
-            _write_saebench(content, folder, name, out / "saebench", int(path.stat().st_mtime * 1000))
-            seed = (content["sae"] or {}).get("seed")
+            written = result_path(folder, kind.name).stat().st_mtime
+            _write_saebench(content, folder, name, out / "saebench", int(written * 1000))
+            seed = part(content, "sae").get("seed")
             about = (name, str(folder), content.get("model"), content.get("layer"), seed, kind.name)
             found = [(metric.name, find(metric, content["result"])) for metric in kind.metrics]
             rows += [[*about, metric, *value] for metric, value in found if value is not None]
@@ -337,15 +339,13 @@ def write_tables(folders: Sequence[Path], out: Path) -> Path:
 
 def _write_saebench(content: dict[str, Any], folder: Path, name: str, out: Path, milliseconds: int) -> None:
     """The file where SAEBench's tools look for it, with what they read of the SAE."""
-    layout = content.get("saebench")
-    if layout is None:  # of an older evaluation
+    layout = part(content, "saebench")
+    if not layout:  # of an older evaluation
         return
-    sae = read_json(folder / "cfg.json") if (folder / "cfg.json").exists() else {}
-    training = (read_json(folder / "sampled_sae.json") if (folder / "sampled_sae.json").exists() else {}).get(
-        "metadata", {}
-    )
-    steps = training.get("training", {})
-    tokens = steps.get("steps", 0) * steps.get("batch_size", 0)
+    own, foreign = folder / "sampled_sae.json", folder / "cfg.json"
+    sae = read_json(foreign) if foreign.exists() else {}
+    training = part(read_file(own, "sae") if own.exists() else {}, "metadata", "training")
+    tokens = training.get("steps", 0) * training.get("batch_size", 0)
     kind, label = str(layout["eval_type_id"]), name.replace("/", "_")
     filled = {
         **layout,
@@ -354,7 +354,7 @@ def _write_saebench(content: dict[str, Any], folder: Path, name: str, out: Path,
         "sae_bench_commit_hash": content.get("git_commit") or "",
         "sae_lens_id": folder.name,
         "sae_lens_release_id": "sampled_sae",
-        "sae_lens_version": sae.get("metadata", {}).get("sae_lens_version"),
+        "sae_lens_version": part(sae, "metadata").get("sae_lens_version"),
         "sae_cfg_dict": {**sae, **({"training_tokens": tokens} if tokens else {})},
     }
     make_folder(out / kind)
