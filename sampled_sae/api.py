@@ -301,7 +301,7 @@ def browse(
     from sampled_sae.browser.write import make_page, write_browser
     from sampled_sae.config import require
     from sampled_sae.data.text import TextSource
-    from sampled_sae.evals.saes import layer_of, said
+    from sampled_sae.evals.saes import layer_of, named
     from sampled_sae.utils.files import make_folder
     from sampled_sae.utils.progress import Stages
     from sampled_sae.utils.system import usable_device
@@ -312,7 +312,7 @@ def browse(
     place, settings, bars = usable_device(device), config or BrowseConfig(), Stages()
     with _on_disk([sae] if other is None else [sae, other]) as folders:
         loaded, second = SAE.load(folders[0], place), None if other is None else SAE.load(folders[1], place)
-        name = said(loaded.cfg, "model_name", model, "model", folders[0])
+        name = named(loaded.cfg, "model_name", model, "model", folders[0])
         position = layer_of(loaded.cfg, layer, folders[0])
         make_folder(Path(out))
         read = load_model(name, place, dtype)

@@ -25,6 +25,34 @@ Tick = Callable[[int], None]
 """Called with the number of contexts read since its last call."""
 
 
+class Steps:
+    """Adds up finished parts of a total and reports them."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None, total: int):
+        self.progress, self.total, self.done = progress, total, 0
+
+    def add(self, more: int) -> None:
+        self.done = min(self.total, self.done + more)
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+    def within(self, parts: int, whole: int) -> Callable[[int], None]:
+        """A function of the number of finished items that adds `parts` in all when `whole` items are finished."""
+        counted = 0
+
+        def done(items: int) -> None:
+            nonlocal counted
+            now = parts * items // max(1, whole)
+            if now > counted:
+                self.add(now - counted)
+                counted = now
+
+        return done
+
+    def finish(self) -> None:
+        self.add(self.total - self.done)
+
+
 class Piece(NamedTuple):
     """The counted tokens of some contexts."""
 
@@ -247,6 +275,9 @@ def own_layer(metadata: Mapping[str, Any], which: str) -> int | None:
     """Layer after which an SAE takes the residual stream, from its metadata; None if they do not have it."""
     if metadata.get("layer") is not None:
         return int(metadata["layer"])
+    if metadata.get("hook_point") is not None:
+        place = metadata["hook_point"]
+        raise UserError(f"{which} was trained on {place}: only SAEs of the residual stream can be measured")
     # SAEs from elsewhere have no layer, but the name of a hook point.
     hook = HOOK.fullmatch(str(metadata.get("hook_name")))
     if hook is None:

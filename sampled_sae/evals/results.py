@@ -201,7 +201,7 @@ def load_live(folder: Path, d_sae: int) -> Liveness:
     if (folder / SPARSITY).exists():
         # A latent that never fired has exactly -10 there, up to rounding.
         return Liveness(_tensor(folder / SPARSITY, "sparsity", d_sae) > -9.99, str(SPARSITY))
-    return Liveness(None, f"no {FIRING} there to say which latents fire")
+    return Liveness(None, f"no {FIRING} with the latents that fire")
 
 
 def _dead(path: Path) -> int | None:

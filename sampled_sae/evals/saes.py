@@ -71,14 +71,14 @@ def layer_of(sae: InferenceConfig, asked: int | None, where: object) -> int:
     own = own_layer(sae.metadata, str(where))
     if asked is not None and own not in (None, asked):
         raise UserError(f"layer = {asked}: {where} is of layer {own}; leave the flag out")
-    return int(said(sae, "layer", asked, "layer", where)) if own is None else own
+    return int(named(sae, "layer", asked, "layer", where)) if own is None else own
 
 
-def said(sae: InferenceConfig, name: str, asked: Any, flag: str, where: object) -> Any:
-    """`asked`, or else what the SAE's metadata say."""
+def named(sae: InferenceConfig, name: str, asked: Any, flag: str, where: object) -> Any:
+    """`asked`, or else the entry of the SAE's metadata."""
     value = sae.metadata.get(name) if asked is None else asked
     if value is None:
-        raise UserError(f"{where}: does not say its {flag}; give --{flag}")
+        raise UserError(f"{where}: does not name its {flag}; give --{flag}")
     return value
 
 

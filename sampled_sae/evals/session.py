@@ -22,7 +22,7 @@ from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.text import TextSource
 from sampled_sae.evals import Contexts, Evaluation, chosen, registry
 from sampled_sae.evals.results import fingerprint, read_result, write_result
-from sampled_sae.evals.saes import Subject, layer_of, said, subjects
+from sampled_sae.evals.saes import Subject, layer_of, named, subjects
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
 from sampled_sae.sae import SAE
@@ -120,7 +120,7 @@ class Session:
         """The model, loaded when it is first needed."""
         if isinstance(self._model, LanguageModel):
             return self._model
-        names = {str(said(sae.cfg, "model_name", self._model, "model", sae.label)) for sae in self.saes}
+        names = {str(named(sae.cfg, "model_name", self._model, "model", sae.label)) for sae in self.saes}
         if len(names) > 1:
             raise UserError(f"folders: SAEs of several models ({', '.join(sorted(names))}); evaluate each on its own")
         return self._load(names.pop(), self.device, self.dtype)
@@ -189,7 +189,7 @@ class Session:
         return held * size, size
 
     def _check_unseen(self, request: Request, sae: Subject) -> None:
-        """Refuse to measure on text that the SAE was trained on, as far as its metadata say."""
+        """Refuse to measure on text that the SAE was trained on, as far as its metadata name it."""
         wanted = request.evaluation.contexts(request.config)
         held, size = self._held_out(sae)
         if not request.evaluation.needs.text or not wanted.heldout or held is None:
@@ -209,7 +209,7 @@ class Session:
         wanted = request.evaluation.contexts(request.config)
         count, size = self._count(wanted, sae), wanted.length or sae.cfg.metadata.get("context_size")
         if size is None:
-            raise UserError("an SAE does not say its context; give --context")
+            raise UserError("an SAE does not name its context; give --core.context")
         bos = sae.cfg.metadata.get("prepend_bos")
         cut = TextConfig(int(size), self.model.bos if bos is None else bool(bos))
         found = list(islice(contexts(self.text.documents(), self.model.tokenizer, cut), count))

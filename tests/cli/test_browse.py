@@ -162,7 +162,7 @@ def test_bad_input_is_one_line(place, words, tmp_path, capsys):
     refused("layer = 9: ", place / "a", *words, "--layer", 9)
     refused("top = 0: must be at least 1", place / "a", *words, "--top", 0)
     nameless = SAE(InferenceConfig(WIDTH, 4)).save(tmp_path / "nameless")
-    refused("does not say its model; give --model", nameless, *words)
+    refused("does not name its model; give --model", nameless, *words)
     (tmp_path / "file").write_text("in the way")
     refused("cannot write there", place / "a", *words[:-1], tmp_path / "file" / "x")
     capsys.readouterr()

@@ -69,6 +69,11 @@ def test_saes_of_other_places(model, hook):
         own_layer({"hook_name": "model.layers.0.mlp", "hook_point": "model.layers.0.mlp"}, "sae")
 
 
+def test_an_sae_of_another_hook_point_of_ours():
+    with pytest.raises(UserError, match=r"sae was trained on model\.layers\.0\.mlp: only SAEs of the residual stream"):
+        own_layer({"hook_point": "model.layers.0.mlp", "hook_name": "blocks.0.hook_mlp_out"}, "sae")
+
+
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 4), torch.zeros(4, dtype=torch.long), torch.zeros(0, 4).long()])
 def test_contexts_that_are_none(wrong):
     with pytest.raises(UserError, match=r"must be token ids \[n, L\], at least one context of at least 1 token$"):

@@ -39,7 +39,7 @@ def test_the_layer_may_be_said_by_the_hook_alone(tmp_path):
     assert layers([own, foreign, silent], layer=3) == [3, 3, 3]
     with pytest.raises(UserError, match=r"layer = 2: .*foreign is of layer 3; leave the flag out"):
         layers([foreign], layer=2)
-    with pytest.raises(UserError, match=r"silent: does not say its layer; give --layer"):
+    with pytest.raises(UserError, match=r"silent: does not name its layer; give --layer"):
         layers([silent])
     with pytest.raises(UserError, match="only SAEs of the residual stream can be measured"):
         layers([other], layer=4)

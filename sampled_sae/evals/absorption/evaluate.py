@@ -1,4 +1,4 @@
-"""Absorption by the first-letter task: how often a letter's own latents stay silent and others carry the letter.
+"""Absorption by the first-letter task: how often a letter's own latents do not fire and others carry the letter.
 
 A letter such as "begins with S" is a feature of every word, but an SAE that may use few latents at a time learns
 latents for single words that hold the letter too; its own latent is then silent there. `evaluate_absorption_many`
@@ -53,11 +53,11 @@ def evaluate_absorption_many(
     prompts = make_prompts(model.tokenizer, settings)
     each = len(prompts.train) + len(prompts.test) + len(prompts.fresh)
 
-    def tell(done: int, _: int = 0) -> None:
+    def report(done: int, _: int = 0) -> None:
         if progress is not None:
             progress(done, each * (1 + len(saes)))
 
-    readings = read_layers(model, prompts, [layer], settings.prompts_at_once, tell)[layer]
+    readings = read_layers(model, prompts, [layer], settings.prompts_at_once, report)[layer]
     spelling = learn_to_spell(readings, settings)
     for number, sae in enumerate(saes, start=1):
         try:
@@ -84,7 +84,7 @@ def evaluate_absorption_many(
             letters=letters,
             settings=settings,
         )
-        tell(each * (1 + number))
+        report(each * (1 + number))
 
 
 def measure_sae(

@@ -157,7 +157,7 @@ def fit_exactly(x: Tensor, truth: Tensor, counts: Tensor) -> Probes:
     """Balanced logistic regressions with an L2 penalty (scikit-learn's C = 1), each on inputs of its own.
 
     x [letters, n, k], truth [letters, n] bool and how often each row is there [letters, n] -> weight [letters, k] and
-    bias [letters], float64, by Newton's method. A fit whose inputs say nothing stays at 0 exactly.
+    bias [letters], float64, by Newton's method. A fit with uninformative inputs stays at 0 exactly.
     """
     letters, n, k = x.shape
     x = torch.cat([x.double(), x.new_ones(letters, n, 1).double()], dim=2)
@@ -225,7 +225,7 @@ class Spelling(NamedTuple):
 
 
 class LayerSpelling(NamedTuple):
-    """How well the residual stream after one layer tells first letters."""
+    """How well probes predict first letters from the residual stream after one layer."""
 
     layer: int
     words: int

@@ -165,7 +165,7 @@ class AbsorptionResult(NamedTuple):
     """Main latents a letter; 1 where no letter is split."""
     main_f1: Spread | None
     """F1 of the probes on the main latents. Where it is low, the SAE has no latents for letters that others could
-    absorb, and the numbers above say little."""
+    absorb, and the numbers above mean little."""
     letters: list[LetterResult]
     """All 26."""
     settings: AbsorptionConfig

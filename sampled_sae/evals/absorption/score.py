@@ -61,7 +61,7 @@ def rank_latents(codes: SparseCodes, truth: Tensor, settings: AbsorptionConfig) 
     s = settings
     schedule = Schedule(s.sparse_epochs, s.sparse_batch, s.lr, s.end_lr, s.sparse_decay, s.l1)
     start = start_at(s.start, codes.d_sae, truth.shape[1], s.seed, codes.value.device)
-    # Latents that fire at no word have no part in any other's weight, and nothing to say.
+    # Latents that fire at no word do not change any other weight.
     firing = codes.latent.unique()
     start = start._replace(weight=start.weight[firing])
     probes = fit_by_adam(Sparse(codes.renumbered(firing)), truth.float(), start, schedule, s.seed)

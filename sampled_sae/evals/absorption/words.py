@@ -161,7 +161,7 @@ def _is_word(text: str) -> bool:
 
 
 Progress = Callable[[int, int], None]
-"""Is told how much is done, of how much."""
+"""Called with the finished and the total number of parts."""
 
 
 class Readings(NamedTuple):

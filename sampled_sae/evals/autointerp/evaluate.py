@@ -1,4 +1,4 @@
-"""What becomes of the latents of one SAE: who explains and judges them, their cases, explanations and scores."""
+"""Automated interpretability of many SAEs: latents are chosen, explained, judged and scored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.evals.autointerp.chat import Answer, Chat
-from sampled_sae.evals.autointerp.explain import ChatExplainer, ContrastExplainer, Done, Explained, Explainer, TokenText
+from sampled_sae.evals.autointerp.explain import ChatExplainer, ContrastExplainer, Explained, Explainer, TokenText
 from sampled_sae.evals.autointerp.judge import ChatJudge, EmbeddingJudge, Judge, Verdict, make_sheet
 from sampled_sae.evals.autointerp.schema import (
     KINDS,
@@ -19,13 +19,13 @@ from sampled_sae.evals.autointerp.schema import (
     LatentResult,
     LatentScores,
     Score,
-    score_trial,
     summarise,
 )
-from sampled_sae.evals.autointerp.trials import Case, build_case
+from sampled_sae.evals.autointerp.trials import Case, build_case, score_trial
 from sampled_sae.evals.autointerp.windows import check_buffer, check_latents
 from sampled_sae.evals.reading import (
     Firings,
+    Steps,
     Streams,
     check_contexts,
     checked,
@@ -39,7 +39,7 @@ from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
 Ready = Mapping[int, str]
-"""Explanations that are there already, by latent."""
+"""Existing explanations, by latent."""
 NO_SCORES = LatentScores(None, None, None)
 NEVER = "fires too rarely"
 
@@ -71,44 +71,8 @@ class Workers:
         return answers
 
 
-class Steps:
-    """Adds up contexts read and latents explained and judged."""
-
-    def __init__(
-        self,
-        progress: Callable[[int, int], None] | None,
-        saes: Sequence[SAE],
-        contexts: Tensor,
-        settings: AutointerpConfig,
-    ):
-        latents = sum(len(settings.latents) or min(settings.max_latents, sae.d_sae) for sae in saes)
-        self.total = (1 if settings.latents else 2) * len(contexts) + 2 * latents
-        self.done, self.progress = 0, progress
-
-    def add(self, more: int) -> None:
-        self.done = min(self.total, self.done + more)
-        if self.progress is not None:
-            self.progress(self.done, self.total)
-
-    def within(self, parts: int, whole: int) -> Done:
-        """Counts `parts` steps while `whole` items are done."""
-        told = 0
-
-        def done(items: int) -> None:
-            nonlocal told
-            now = parts * items // max(1, whole)
-            if now > told:
-                self.add(now - told)
-                told = now
-
-        return done
-
-    def finish(self) -> None:
-        self.add(self.total - self.done)
-
-
 class Book:
-    """What becomes of the chosen latents of one SAE."""
+    """Cases, explanations and scores of the chosen latents of one SAE."""
 
     def __init__(self, firings: Firings, contexts: Tensor, settings: AutointerpConfig):
         self.firings, self.settings = firings, settings
@@ -130,16 +94,15 @@ class Book:
 
     def explain(self, workers: Workers, ready: Ready, steps: Steps) -> None:
         cases = [case for latent, case in self.cases.items() if latent not in ready]
-        said = dict(zip([case.latent for case in cases], self._ask(workers, cases, steps), strict=True))
+        done = steps.within(len(cases), len(cases))
+        new = workers.explainer.explain(cases, done) if cases else []
+        explanations = dict(zip([case.latent for case in cases], new, strict=True))
         for latent in self.cases:
-            explained = Explained(ready[latent]) if latent in ready else said[latent]
+            explained = Explained(ready[latent]) if latent in ready else explanations[latent]
             if explained.text is None:
                 self.reasons[latent].append(f"no explanation: {explained.reason}")
             else:
                 self.explanations[latent] = explained.text
-
-    def _ask(self, workers: Workers, cases: list[Case], steps: Steps) -> list[Explained]:
-        return workers.explainer.explain(cases, steps.within(len(cases), len(cases))) if cases else []
 
     def judge(self, workers: Workers, steps: Steps) -> None:
         """Judge each latent by its own explanation, and by that of another as a control."""
@@ -263,7 +226,8 @@ def evaluate_autointerp_many(
     counted = counted_positions(contexts, settings.skip_first, settings.left_out)
     # Before anything is computed: a missing key or model must not cost an hour.
     workers = Workers(model, contexts, settings)
-    steps = Steps(progress, saes, contexts, settings)
+    latents = sum(len(settings.latents) or min(settings.max_latents, sae.d_sae) for sae in saes)
+    steps = Steps(progress, (1 if settings.latents else 2) * len(contexts) + 2 * latents)
     try:
         streams = Streams(
             model,

@@ -49,7 +49,7 @@ class TokenText:
 
 
 Done = Callable[[int], None]
-"""Is told how many are through."""
+"""Called with the number of finished items."""
 INSTRUCTIONS = (
     "You are looking at one latent of a sparse autoencoder that was trained on the activations of a language model. "
     "Below are excerpts of text on which it fires, the strongest first. The tokens on which it fires stand between << "
@@ -62,17 +62,17 @@ OPENING = re.compile(
     r"(?is)^\W*(?:.*?\b(?:this|the)\s+(?:\w+\s+)?(?:latent|neuron|feature|unit)|it)\s+(?:\w+ly\s+)?(?:fires|activates)\s+"
     r"(?:\w+ly\s+)?(?:on|for|when|in)\b[\s:*]*"
 )
-"""Up to `this latent fires on`; what an explanation itself says of fires is no opening."""
+"""Up to `this latent fires on`; the word fires inside an explanation is no opening."""
 WRAPPED = re.compile(r"(?s)([\"'])((?:(?!\1).)*)\1")
 """An answer that is one quotation."""
 THOUGHTS = re.compile(r"(?s)<think>.*?(?:</think>|\Z)")
 
 
 class Explained(NamedTuple):
-    """What an explainer says of one latent."""
+    """The explanation of one latent."""
 
     text: str | None
-    """The explanation; none if there is none."""
+    """None if there is none."""
     reason: str = ""
     """Why there is none."""
 

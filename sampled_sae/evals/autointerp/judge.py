@@ -1,7 +1,6 @@
-"""From an explanation to the windows that it means: what judges have in common, and the one that asks a chat model.
+"""Judges: from an explanation to the windows on which the latent should fire, by a chat model or by embeddings.
 
-A judge gets sheets: an explanation and numbered windows, without a word on which are right. What it names is held
-against the truth elsewhere.
+A judge gets sheets: an explanation and numbered windows, without the truth. Its answers are scored in trials.py.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from torch import Tensor
 
 from sampled_sae.evals.autointerp.chat import Answer, Chat, Question
 from sampled_sae.evals.autointerp.explain import CLOSE, OPEN, THOUGHTS, Done, TokenText
-from sampled_sae.evals.autointerp.schema import Trial, verdict_tokens
+from sampled_sae.evals.autointerp.schema import verdict_tokens
+from sampled_sae.evals.autointerp.trials import Trial
 from sampled_sae.models.embedder import Embedder
 
 DETECTION = (
@@ -40,7 +40,7 @@ class Sheet(NamedTuple):
     """One question to a judge."""
 
     explanation: str
-    """What the latent is said to fire on."""
+    """Explanation of the latent."""
     texts: list[str]
     """The windows; with marks if the marks are what is judged."""
     marked: bool

@@ -22,38 +22,16 @@ from sampled_sae.config import (
     at_least,
 )
 from sampled_sae.evals.autointerp.chat import ChatConfig
-from sampled_sae.evals.autointerp.windows import Window
 from sampled_sae.evals.bootstrap import NOTHING, Estimate, estimate, totals
 from sampled_sae.evals.core.schema import NormFactor
 from sampled_sae.evals.results import saebench_layout, save_explanations
 
 Kind = Literal["detection", "balanced", "fuzzing"]
-
-
-class Item(NamedTuple):
-    """One window of a trial."""
-
-    window: Window
-    """The text, with the latent's activations."""
-    marks: list[bool] | None
-    """Marked tokens; none where the judge sees no marks."""
-    right: bool
-    """Whether the judge should name it: it counts as firing, or its marks are where the latent fires."""
-
-
-class Trial(NamedTuple):
-    """Windows in random order, some of which the judge should name."""
-
-    kind: Kind
-    """Detection as in SAEBench, the balanced one with checked negatives, or fuzzing."""
-    items: list[Item]
-    """The windows."""
-    expected: int
-    """How many are right by the protocol, whatever the latent does."""
+KINDS: tuple[Kind, ...] = ("detection", "balanced", "fuzzing")
 
 
 LEAST = 2
-"""Windows on each side of a balanced score at least: with fewer it says nothing."""
+"""Least windows on each side of a balanced score."""
 Half = Annotated[int, Bound(f"must be at least {LEAST}, or 0 for none", lambda value: value == 0 or value >= LEAST)]
 Means = Literal["chat", "offline"]
 CONTEXT = 128
@@ -62,24 +40,24 @@ CONTEXT = 128
 
 @dataclass(frozen=True, slots=True)
 class AutointerpConfig(Config):
-    """Which latents are explained and judged, by whom, and on how many windows of text.
+    """Which latents are explained and judged, by which means, and on how many windows of text.
 
     A window is a token with `buffer` tokens on each side, whole inside its context. The defaults of windows and counts
     are SAEBench's; it reads 2,000,000 tokens in contexts of 128.
     """
 
     explainer: Means = "offline"
-    """Who writes the explanations: a chat model, or the statistics of tokens and contexts."""
+    """Source of the explanations: a chat model, or statistics of tokens and contexts."""
     judge: Means = "offline"
-    """Who says which windows fire: a chat model, or sentence embeddings."""
+    """Judge of which windows fire: a chat model, or sentence embeddings."""
     chat: ChatConfig = field(default_factory=ChatConfig)
-    """The endpoint, where either of them is a chat model."""
+    """The endpoint, if either of them is a chat model."""
     embedder: str | None = None
-    """Sentence embeddings of the offline judge: a hub name, a folder, or minilm; none is all-mpnet-base-v2."""
+    """Sentence embeddings of the offline judge: a hub name, a folder, or minilm; None: all-mpnet-base-v2."""
     tokens: Annotated[int, at_least(CONTEXT)] = 2_000_000
     """Tokens of text that are read, in contexts of 128."""
     max_latents: Positive = 1000
-    """Latents that are explained, drawn from those alive; each costs the chat model's calls."""
+    """Latents that are explained, drawn from the live ones; each takes several calls of a chat model."""
     latents: Annotated[tuple[int, ...], Distinct] = ()
     """These latents instead of a draw."""
     dead_below: Count = 15
@@ -89,8 +67,8 @@ class AutointerpConfig(Config):
     left_out: tuple[int, ...] = ()
     """Ids of tokens at which firing does not count; `special_tokens` gives those that SAEBench leaves out."""
     norm_factor: NormFactor = 10.0
-    """Firing does not count at tokens whose norm is above so many times the median: such tokens drown all others, and
-    there are few. Infinity counts them, as SAEBench does."""
+    """Firing does not count at tokens whose norm is above this factor times the median: their activations exceed all
+    others. Infinity counts them, as SAEBench does."""
     buffer: Positive = 10
     """Tokens on each side of a window's centre."""
     mark_above: ShareBelowOne = 0.01
@@ -98,24 +76,24 @@ class AutointerpConfig(Config):
     shown_top: Positive = 10
     """Windows of the largest activations that the explainer sees."""
     shown_weighted: Count = 5
-    """Windows that it sees besides, drawn with chances as the square of the activation."""
+    """Further windows that it sees, drawn in proportion to the squared activation."""
     scored_top: Positive = 2
     """Detection: windows of the largest activations."""
     scored_weighted: Count = 2
-    """Detection: windows drawn by the square of the activation."""
+    """Detection: windows drawn in proportion to the squared activation."""
     scored_random: Count = 10
-    """Detection: random windows, which count as silent without a look, as in SAEBench."""
+    """Detection: random windows, which count as not firing without a check, as in SAEBench."""
     balanced_each: Half = 5
-    """Balanced detection: windows that fire, and as many that were checked to be silent; 0 leaves it out."""
+    """Balanced detection: windows that fire, and as many checked not to fire; 0 leaves it out."""
     fuzzing_each: Half = 5
     """Fuzzing: windows with the firing tokens marked, and as many with others marked; 0 leaves it out."""
     control: bool | None = None
-    """Whether to judge each latent by another's explanation too, to know what the scores are without any meaning; none
-    does it for the offline judge alone, because it doubles a chat model's calls."""
+    """Control: judge each latent by another latent's explanation too. None: only with the offline judge, because it
+    doubles the calls of a chat model."""
     contexts_at_once: Positive = 16
-    """Contexts in one pass through the model; results are the same whatever it is."""
+    """Contexts in one pass through the model; without effect on the results."""
     tokens_at_once: Positive = 2048
-    """Tokens that an SAE encodes at once; results are the same whatever it is."""
+    """Tokens that an SAE encodes at once; without effect on the results."""
     keep_gib: NonNegative = 4.0
     """Memory for activations between the two readings of the text; if they need more, the model reads it twice."""
     resamples: Count = 1000
@@ -147,7 +125,7 @@ class AutointerpConfig(Config):
 
 
 class CallEstimate(NamedTuple):
-    """What a run asks of the endpoint at most; answers on disk cost nothing."""
+    """Most calls of the endpoint in a run; cached answers cost nothing."""
 
     calls: int
     """Questions."""
@@ -194,18 +172,15 @@ def verdict_tokens(windows: int) -> int:
     return 2 * windows + 5
 
 
-KINDS: tuple[Kind, ...] = ("detection", "balanced", "fuzzing")
-
-
 class LatentScores(NamedTuple):
-    """What a judge's answers on one latent come to; none where there is no answer."""
+    """Scores of one latent; None without an answer of the judge."""
 
     detection: float | None
-    """Share of SAEBench's windows judged rightly; naming none gives 10/14."""
+    """Share of SAEBench's windows judged correctly; naming none gives 10/14."""
     balanced: float | None
-    """Balanced accuracy with as many firing as checked silent windows; without knowledge 1/2."""
+    """Balanced accuracy on equal numbers of windows that fire and that do not; chance is 1/2."""
     fuzzing: float | None
-    """Balanced accuracy in telling right marks from wrong ones; without knowledge 1/2."""
+    """Balanced accuracy at telling correct marks from wrong ones; chance is 1/2."""
 
 
 class LatentResult(NamedTuple):
@@ -216,15 +191,15 @@ class LatentResult(NamedTuple):
     fired: int
     """Counted tokens at which it fires."""
     explanation: str | None
-    """What it is said to fire on; none if it could not be explained."""
+    """None if it could not be explained."""
     scores: LatentScores
-    """How well that tells where it fires."""
+    """How well the explanation predicts where it fires."""
     control: LatentScores
     """The same for the explanation of another latent."""
     random_that_fire: int
-    """SAEBench's random windows in which it fires in fact, and which count as silent there."""
+    """SAEBench's random windows in which it does fire, although they count as not firing."""
     reasons: tuple[str, ...]
-    """Why some of it is missing."""
+    """Why an explanation or a score is missing."""
 
 
 class Score(NamedTuple):
@@ -239,7 +214,7 @@ class Score(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """What was asked of a chat endpoint."""
+    """Calls of a chat endpoint."""
 
     asked: int
     """Questions."""
@@ -263,11 +238,11 @@ class AutointerpResult(NamedTuple):
     high_norm: int
     """Tokens at which it does not, because their norm is too high."""
     alive: int | None
-    """Latents that fire often enough; none if latents were named."""
+    """Latents that fire often enough; None if latents were named."""
     explainer: str
-    """Who wrote the explanations."""
+    """Name of the explainer."""
     judge: str
-    """Who judged."""
+    """Name of the judge."""
     detection: Score
     """SAEBench's score."""
     balanced: Score
@@ -275,7 +250,7 @@ class AutointerpResult(NamedTuple):
     fuzzing: Score
     """By marks."""
     control: dict[str, Score]
-    """The three scores with explanations of other latents; empty if it was not wanted."""
+    """The three scores with explanations of other latents; empty without a control."""
     chosen: int
     """Latents that were to be explained."""
     skipped: dict[str, int]
@@ -306,17 +281,6 @@ class AutointerpResult(NamedTuple):
             if latent.explanation is not None
         }
         return save_explanations(folder, entries, explainer=self.explainer, judge=self.judge, layer=self.layer)
-
-
-def score_trial(trial: Trial, named: Sequence[bool]) -> float:
-    """Share of windows judged rightly in detection, balanced accuracy in the other kinds."""
-    right = [item.right for item in trial.items]
-    hits = [name == truth for name, truth in zip(named, right, strict=True)]
-    if trial.kind == "detection":
-        return sum(hits) / len(hits)
-    positive = [hit for hit, truth in zip(hits, right, strict=True) if truth]
-    negative = [hit for hit, truth in zip(hits, right, strict=True) if not truth]
-    return (sum(positive) / len(positive) + sum(negative) / len(negative)) / 2
 
 
 def summarise(values: Sequence[float | None], settings: AutointerpConfig) -> Score:

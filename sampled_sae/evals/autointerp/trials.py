@@ -6,12 +6,13 @@ may, because its weighted draws are not kept apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sampled_sae.evals.autointerp.schema import LEAST, AutointerpConfig, Item, Kind, Trial
+from sampled_sae.evals.autointerp.schema import LEAST, AutointerpConfig, Kind
 from sampled_sae.evals.autointerp.windows import (
     Window,
     apart,
@@ -32,6 +33,28 @@ NO_SILENT = "no silent windows"
 NO_APART = "too few firings apart from those shown"
 
 
+class Item(NamedTuple):
+    """One window of a trial."""
+
+    window: Window
+    """The text, with the latent's activations."""
+    marks: list[bool] | None
+    """Marked tokens; None if the judge sees no marks."""
+    right: bool
+    """Whether the judge should name it: it counts as firing, or its marks are where the latent fires."""
+
+
+class Trial(NamedTuple):
+    """Windows in random order, some of which the judge should name."""
+
+    kind: Kind
+    """Detection as in SAEBench, the balanced one with checked negatives, or fuzzing."""
+    items: list[Item]
+    """The windows."""
+    expected: int
+    """Number of right windows by the protocol, whatever the latent does."""
+
+
 class Case(NamedTuple):
     """One latent with all that is needed to explain it and to try the explanation."""
 
@@ -48,7 +71,7 @@ class Case(NamedTuple):
     strength: Tensor
     """[f] float32: its activations there."""
     trials: list[Trial]
-    """What the judge gets; a score that cannot be had is missing."""
+    """Input of the judge; a score that cannot be measured is missing."""
     missing: dict[Kind, str]
     """Why."""
     random_that_fire: int
@@ -98,6 +121,17 @@ def build_case(contexts: Tensor, firings: Firings, latent: int, settings: Autoin
     )
 
 
+def score_trial(trial: Trial, named: Sequence[bool]) -> float:
+    """Share of windows judged correctly in detection, balanced accuracy in the other kinds."""
+    right = [item.right for item in trial.items]
+    hits = [name == truth for name, truth in zip(named, right, strict=True)]
+    if trial.kind == "detection":
+        return sum(hits) / len(hits)
+    positive = [hit for hit, truth in zip(hits, right, strict=True) if truth]
+    negative = [hit for hit, truth in zip(hits, right, strict=True) if not truth]
+    return (sum(positive) / len(positive) + sum(negative) / len(negative)) / 2
+
+
 def _positives(
     firings: Firings, latent: int, shown: Tensor, cut: float, settings: AutointerpConfig, generator: torch.Generator
 ) -> Tensor:
@@ -134,14 +168,14 @@ class _Draws:
         return Trial(kind, [items[number] for number in order], expected)
 
     def unmarked(self, places: Tensor, right: bool | None = None) -> list[Item]:
-        """Windows that are right or not as told; if not told, those that fire above the cut are."""
+        """Windows, right or not as given; by default those that fire above the cut are right."""
         windows = windows_at(self.contexts, self.dense, places, self.buffer)
         return [
             Item(window, None, max(window.activations) > self.cut if right is None else right) for window in windows
         ]
 
     def balanced(self, positives: Tensor, each: int) -> tuple[Trial | str | None, Tensor]:
-        """As many firing windows as silent ones; none if it is not wanted, or why it cannot be had."""
+        """As many firing windows as silent ones; None if disabled, or why there are too few."""
         if not each:
             return None, positives[:0]
         positives = positives[:each]

@@ -131,15 +131,15 @@ class Core(Evaluation):
 
     def settings_for(self, config: CoreConfig, sae: InferenceConfig, model: LanguageModel) -> CoreConfig:
         """As the SAE was trained: without the same positions and norms, with selection in batches of the same size."""
-        said, limit = sae.metadata, config.norm_limit or sae.metadata.get("high_norm_limit")
+        trained, limit = sae.metadata, config.norm_limit or sae.metadata.get("high_norm_limit")
         return replace(
             config,
-            skip_first=config.skip_first or int(said.get("skip_first") or 0),
+            skip_first=config.skip_first or int(trained.get("skip_first") or 0),
             left_out=config.left_out or special_tokens(model.tokenizer),
             norm_limit=None if limit is None else float(limit),
             # An SAE that was trained without high-norm tokens leaves them as they are.
             put_in=config.put_in or ("saebench" if limit is None else "normal"),
-            cut_batch=config.cut_batch or int(said.get("training", {}).get("batch_size") or 4096),
+            cut_batch=config.cut_batch or int(trained.get("training", {}).get("batch_size") or 4096),
             contexts_at_once=config.contexts_at_once or (16 if model.device.type == "cuda" else 4),
         )
 

@@ -1,4 +1,4 @@
-"""A first look at the held-out text: which positions are measured, which have high norms, and what the means are."""
+"""Core evaluation of many SAEs: a survey of the text for positions and means, then reconstruction and loss."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def evaluate_core_many(
 ) -> list[CoreResult]:
     """The same for several SAEs of one layer, in their order: the model's own passes and ablations are shared.
 
-    `progress` is told how many contexts are done, and of how many.
+    `progress` is called with the finished and the total number of contexts.
     """
     settings = settings or CoreConfig()
     layer = model.check_layer(layer)

@@ -14,7 +14,7 @@ from sampled_sae.models.language_model import LanguageModel
 MOST = 2**26
 """Entries of the logits that are held in float32 at one time: 256 MiB."""
 NOISE = 1e-7
-"""Nats that float32 cannot tell from nothing: no share of so small a loss can be recovered."""
+"""Nats below the rounding of float32: no fraction of so small a loss can be recovered."""
 
 
 class Loss(NamedTuple):

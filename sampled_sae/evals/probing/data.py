@@ -148,7 +148,7 @@ def _read_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
     with parquet.ParquetFile(path) as file:
         wanted = [name for name in file.schema_arrow.names if name in ("text", "label", "split")]
         if not {"text", "label"} <= set(wanted):
-            # Nothing of it is read, but its first row says what is missing.
+            # Nothing of it is read, but the error for its first row names what is missing.
             wanted = file.schema_arrow.names
         for batch in file.iter_batches(batch_size=1024, columns=wanted):
             yield from batch.to_pylist()
@@ -167,7 +167,7 @@ CODE_SHORTEST = CODE_SKIPPED + 3 * 128
 CODE_ENDINGS = {".c": "C", ".h": "C", ".html": "HTML", ".java": "Java", ".py": "Python"} | dict.fromkeys(
     (".php", ".php3", ".php4", ".php5", ".phps", ".phpt"), "PHP"
 )
-"""How that dataset tells the language; its files themselves do not say."""
+"""Language by file name ending, as that dataset determines it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How good a probe's answers are: accuracy, F1 and the area under the ROC curve, for many probes at once."""
+"""Sparse probing: linear probes on latents and on the residual stream, and their accuracy, F1 and AUC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sampled_sae.evals.probing.schema import (
     TaskResult,
     summarise,
 )
-from sampled_sae.evals.reading import checked
+from sampled_sae.evals.reading import Steps, checked
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -30,16 +30,16 @@ from sampled_sae.utils.errors import UserError
 def score(f: Tensor, positive: Tensor, there: Tensor) -> list[Scores]:
     """Values f [T, n] (above 0 means yes), the truth [T, n] bool, and which texts are there [T, n] bool -> [T]."""
     yes, no = positive & there, ~positive & there
-    said = (f > 0) & there
-    right = (said & yes).sum(1) + (~said & no).sum(1)
-    hits = (said & yes).sum(1).double()
+    predicted = (f > 0) & there
+    right = (predicted & yes).sum(1) + (~predicted & no).sum(1)
+    hits = (predicted & yes).sum(1).double()
     accuracy = right.double() / there.sum(1)
-    f1 = 2 * hits / (said.sum(1) + yes.sum(1)).clamp_min(1)
+    f1 = 2 * hits / (predicted.sum(1) + yes.sum(1)).clamp_min(1)
     return [Scores(*values) for values in torch.stack([accuracy, f1, _auc(f, yes, no)], dim=1).tolist()]
 
 
 def _auc(f: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    # What is not among the negatives is put above all values, where it counts for nobody.
+    # Entries that are not negatives are put above all values, where they do not count.
     below = torch.where(no, f, torch.inf).sort(dim=1).values
     wins = torch.searchsorted(below, f.contiguous()) + torch.searchsorted(below, f.contiguous(), right=True)
     return torch.where(yes, wins / 2, 0.0).sum(1) / (yes.sum(1) * no.sum(1))
@@ -154,10 +154,10 @@ def evaluate_probing_many(
     layer = model.check_layer(layer)
     _check(saes, model, layer, settings)
     work = _prepare(settings)
-    told = _Told(progress, sum(_cost(item, saes, settings) for item in work))
+    steps = Steps(progress, sum(_cost(item, saes, settings) for item in work))
     dtype = str(model.dtype).removeprefix("torch.")
     try:
-        done = [_measure(item, saes, model, layer, settings, told) for item in work]
+        done = [_measure(item, saes, model, layer, settings, steps) for item in work]
     except torch.cuda.OutOfMemoryError:
         raise UserError(
             f"contexts_at_once = {settings.contexts_at_once}, tokens_at_once = {settings.tokens_at_once}, "
@@ -180,18 +180,6 @@ class _Work(NamedTuple):
     """Numbers of the texts that some task uses."""
 
 
-class _Told:
-    """Counts what is done and tells it."""
-
-    def __init__(self, progress: Callable[[int, int], None] | None, total: int):
-        self.progress, self.total, self.done = progress, total, 0
-
-    def __call__(self, more: int) -> None:
-        self.done += more
-        if self.progress is not None:
-            self.progress(self.done, self.total)
-
-
 def _prepare(settings: ProbingConfig) -> list[_Work]:
     """All datasets with their tasks: what is wrong with one of them should be known before the model starts."""
     # Where texts are drawn anew, there should be others to draw.
@@ -211,7 +199,7 @@ def _cost(work: _Work, saes: Sequence[SAE], settings: ProbingConfig) -> int:
 
 
 def _measure(
-    work: _Work, saes: Sequence[SAE], model: LanguageModel, layer: int, settings: ProbingConfig, told: _Told
+    work: _Work, saes: Sequence[SAE], model: LanguageModel, layer: int, settings: ProbingConfig, steps: Steps
 ) -> list[DatasetResult]:
     """One dataset for each SAE."""
     ids = tokenize([work.dataset.texts[number] for number in work.texts], model.tokenizer, settings)
@@ -221,31 +209,31 @@ def _measure(
     place[torch.tensor(work.texts)[order]] = torch.arange(len(order))
     tasks = [_moved(task, place) for task in work.draws.tasks]
     weights = contrast(tasks, len(order))
-    features = read(model, layer, saes, [ids[i] for i in order], weights, settings, told)
+    features = read(model, layer, saes, [ids[i] for i in order], weights, settings, steps.add)
 
     residual = features.residual
     top = top_probes(weights.to(residual.device) @ residual, lambda c: residual[:, c], tasks, settings.k)
-    whole = _dense(residual.__getitem__, tasks, residual.device, model.width, settings, told)
+    whole = _dense(residual.__getitem__, tasks, residual.device, model.width, settings, steps)
     results = []
     while features.codes:
         # One after the other, and each is let go of when it is done: together they may be large.
-        mine, everything = _probe(features.codes.pop(0), tasks, settings, told)
+        mine, everything = _probe(features.codes.pop(0), tasks, settings, steps)
         results.append(_dataset_result(work, tasks, mine, everything, top, whole))
     return results
 
 
 def _probe(
-    means: MeanCodes, tasks: Sequence[Task], settings: ProbingConfig, told: _Told
+    means: MeanCodes, tasks: Sequence[Task], settings: ProbingConfig, steps: Steps
 ) -> tuple[TopProbes, list[Scores] | None]:
     """One SAE's probes on its best latents and on all of them."""
     top = top_probes(means.difference, means.columns, tasks, settings.k)
     if not settings.all_latents:
         return top, None
-    return top, _dense(means.rows, tasks, means.difference.device, means.difference.shape[1], settings, told)
+    return top, _dense(means.rows, tasks, means.difference.device, means.difference.shape[1], settings, steps)
 
 
 def _dense(
-    rows: Rows, tasks: Sequence[Task], device: torch.device, columns: int, settings: ProbingConfig, told: _Told
+    rows: Rows, tasks: Sequence[Task], device: torch.device, columns: int, settings: ProbingConfig, steps: Steps
 ) -> list[Scores]:
     """Probes on all columns, task by task."""
     found = []
@@ -254,7 +242,7 @@ def _dense(
             found.append(exact_probe(rows, task, device))
         else:
             found.append(saebench_probe(rows, task, device, columns))
-        told(PROBE_WORK)
+        steps.add(PROBE_WORK)
     return found
 
 

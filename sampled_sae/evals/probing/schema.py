@@ -77,7 +77,7 @@ class Scores(NamedTuple):
     accuracy: float
     """Share of right answers."""
     f1: float
-    """Of its class: harmonic mean of precision and recall; 0 if it never says yes rightly."""
+    """Of its class: harmonic mean of precision and recall; 0 without a true positive."""
     auc: float
     """Chance that a text of its class gets a higher value than one of the others; a tie counts half."""
 

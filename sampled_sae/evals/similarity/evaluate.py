@@ -1,7 +1,7 @@
 """Features unique to one SAE: latents that no latent of another SAE resembles, in direction and meaning together.
 
 Meanings are known of explained latents only, and each SAE has its own draw of them: the equal of a latent is mostly
-among those that nobody explained. Whoever has an equal direction among all latents of the other SAE is not unique.
+unexplained. A latent with an equal direction among all latents of the other SAE is not unique.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.config import plain
+from sampled_sae.evals.reading import Steps
 from sampled_sae.evals.results import Explanation
 from sampled_sae.evals.similarity.cosines import Directions, blocks, nearest
 from sampled_sae.evals.similarity.members import (
@@ -169,7 +170,7 @@ class PairResult(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Everything that was found out about some SAEs."""
+    """All results of a comparison."""
 
     members: list[Member]
     plan: Plan
@@ -217,15 +218,15 @@ def compare_saes(
     held, (vectors, without) = _Held(device), _embedded(planned, embedder)
     skipped = [*planned.skipped, *_unexplained(planned, embedder), *without]
     results = []
-    tell = progress or (lambda done, total: None)
-    tell(0, len(planned.pairs))
-    for number, pair in enumerate(planned.pairs):
+    steps = Steps(progress, len(planned.pairs))
+    steps.add(0)
+    for pair in planned.pairs:
         first, second = held.get(pair.a, pair.b)
         compared = compare_pair(pair.a, pair.b, first, second, settings)
         unique = _unique(pair, first, second, vectors, settings)
         results.append(PairResult(pair, compared, unique))
         skipped += _missing(pair, first, second, compared)
-        tell(number + 1, len(planned.pairs))
+        steps.add(1)
     facts = [(item.pair, item.compared) for item in results]
     taking_part = {member.name for one in planned.groups for member in one.members}
     return Comparison(
@@ -297,7 +298,7 @@ def _unique(
 
 
 def _unexplained(planned: Plan, embedder: Callable[[], Embeds] | None) -> list[Skipped]:
-    """The SAEs whose latents nobody explained, as far as they are compared across configurations."""
+    """SAEs without explanations, as far as they are compared across configurations."""
     asked = {member.name: member for pair in planned.pairs if pair.kind == "scores" for member in (pair.a, pair.b)}
     if asked and embedder is None:
         return [Skipped("explanations", f"{len(asked)} SAEs", "no embedder was given")]

@@ -47,7 +47,7 @@ def match_rows(a: Tensor, b: Tensor, settings: SimilarityConfig | None = None) -
     """Match unit rows [m, d] to unit rows [n, d], by cosine with its sign.
 
     Small dictionaries are matched exactly (Hungarian). Large ones on a sparse graph of candidates, which grows until
-    duality proves that no better matching exists up to the tolerance, or the rounds are over; `gap` says what is left.
+    duality proves that no better matching exists up to the tolerance, or the rounds are over; `gap` is the remainder.
     """
     settings = settings or SimilarityConfig()
     if not len(a) or not len(b):
@@ -163,7 +163,7 @@ def _prices(edges: _Edges, column: Tensor, n: int) -> Tensor:
     """Prices [n] float64 of the columns at which every row likes its own column best, among its edges.
 
     A row that keeps its column gains cosine less price; another column must cost enough not to tempt it. Prices start
-    at 0 and rise until nobody is tempted, which happens because the matching is the best on these edges.
+    at 0 and rise until no row prefers another column, which happens because the matching is the best on these edges.
     """
     place = torch.searchsorted(edges.row * n + edges.column, torch.arange(len(column)) * n + column)
     temptation = edges.cosine - edges.cosine[place][edges.row]

@@ -56,8 +56,8 @@ class SimilarityConfig(Config):
 
 WEIGHTS = "sae_weights.safetensors"
 ORIGIN = ("model_name", "hook_name", "layer", "text", "context_size", "prepend_bos", "skip_first")
-"""What an SAE says about its activations; two seeds of one configuration agree in it."""
-UNKNOWN = Liveness(None, "nobody said which latents fire")
+"""Metadata about the activations, equal for the seeds of one configuration."""
+UNKNOWN = Liveness(None, "not known which latents fire")
 TRAINING = ("steps", "batch_size", "normalize")
 
 
@@ -74,7 +74,7 @@ class Member:
     decoder: Callable[[], Tensor]
     """Reads the decoder's rows [m, d]."""
     configuration: dict[str, Any] = field(default_factory=dict)
-    """All that decides the outcome but the seed, flat; empty for an SAE that does not say."""
+    """All that decides the outcome but the seed, flat; empty for an SAE without them."""
     kind: str | None = None
     """Short name of the configuration."""
     seed: int | None = None
@@ -98,7 +98,7 @@ def member_of(
 
 
 def open_members(folders: Iterable[Path | str]) -> list[Member]:
-    """The SAEs of these folders, or of the runs there, each once, in order, under names that tell them apart."""
+    """The SAEs of these folders, or of the runs there, each once, in order, under unique names."""
     found = list(dict.fromkeys(folder.resolve() for folder in find_saes([Path(folder) for folder in folders])))
     return [open_member(folder, name) for folder, name in zip(found, names_of(found), strict=True)]
 
@@ -187,7 +187,7 @@ class Group(NamedTuple):
     """One configuration, in one or more seeds."""
 
     label: str
-    """Short, and no other group's; `l2-l5`, or `l2-l5 k=64` where it takes more to tell them apart."""
+    """Short, and no other group's; `l2-l5`, or `l2-l5 k=64` where that is not unique."""
     members: list[Member]
     """In the order given."""
 
@@ -204,7 +204,7 @@ class Pair(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """Something that was asked for and could not be measured."""
+    """A requested measurement that was not possible."""
 
     what: str
     """seeds, scores, live, matching or explanations."""
@@ -244,7 +244,7 @@ def plan(members: Sequence[Member], settings: SimilarityConfig) -> Plan:
 
 
 def group(members: Sequence[Member]) -> list[Group]:
-    """SAEs that differ in their seeds alone, together; one that does not say how it was trained stays alone."""
+    """SAEs that differ in their seeds alone, together; one without training settings stays alone."""
     found: dict[str, list[Member]] = {}
     for member in members:
         key = key_of(member.configuration) if member.configuration else f"alone: {member.name}"
@@ -312,7 +312,7 @@ def _check(members: Sequence[Member]) -> None:
         raise UserError(f"folders: {named}: a comparison needs two SAEs at least")
     names = [member.name for member in members]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"members: two are called {twice[0]!r}; must have names that tell them apart")
+        raise UserError(f"members: two are called {twice[0]!r}; names must be unique")
     first = members[0]
     for member in members:
         if member.width != first.width:

@@ -73,7 +73,7 @@ class Matching(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What the decoders of two SAEs say."""
+    """Similarity of two SAEs by their decoders."""
 
     all: BothWays
     """Over all latents that have a direction."""

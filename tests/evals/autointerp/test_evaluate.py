@@ -161,7 +161,7 @@ def test_explanations_on_disk(found, tmp_path):
     ("content", "line"),
     [
         ("{", "not valid JSON"),
-        ("[]", "must be an object with named fields"),
+        ("[]", "an object with named fields"),
         ("{}", "must be an object with `latents`"),
         ('{"latents": {"x": {"explanation": "y"}}}', r"latents\['x'\] must be a latent's number"),
         ('{"latents": {"1": {"explanation": 3}}}', r"latents\['1'\] must be a latent's number with an `explanation`"),

@@ -117,12 +117,10 @@ def test_an_sae_of_zeros_alone_gives_no_number():
 def test_liveness_that_is_not_known_is_said_and_everything_else_measured():
     a, b = one(rows(6, 4), "a"), one(rows(6, 4, 1), "b", [True] * 6)
     found = compare(a, b, matching="live")
-    assert found.live is None and found.live_missing == "a: nobody said which latents fire"
+    assert found.live is None and found.live_missing == "a: not known which latents fire"
     assert found.matching is None and found.matching_missing == found.live_missing
     comparison = compare_saes([a, b])
-    assert [tuple(s) for s in comparison.skipped if s.what == "live"] == [
-        ("live", "a", "nobody said which latents fire")
-    ]
+    assert [tuple(s) for s in comparison.skipped if s.what == "live"] == [("live", "a", "not known which latents fire")]
     assert comparison.pairs[0].compared.all.mean is not None
 
 

@@ -113,7 +113,7 @@ def test_too_few_and_unlike_saes_are_refused():
 
 def test_two_of_one_name_are_refused():
     """By their names the decoders are held: two of one name would be compared with themselves."""
-    with pytest.raises(UserError, match="members: two are called 'a'; must have names that tell them apart"):
+    with pytest.raises(UserError, match="members: two are called 'a'; names must be unique"):
         compare_saes(members(("a", seeded()), ("b", seeded(seed=1)), ("a", seeded(seed=2))))
 
 
