@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
-from sampled_sae.config import plain
+from sampled_sae.config import Config, plain
 from sampled_sae.training.metrics import METRICS
 from sampled_sae.utils.cost import Cost, Workload
 from sampled_sae.utils.errors import UserError
@@ -70,8 +70,8 @@ class Evaluation(ABC):
     """Heading of tables."""
     note: ClassVar[str] = ""
     """How its numbers were measured, one line below a table."""
-    config: ClassVar[type]
-    """Class of its settings: a frozen dataclass whose fields all have defaults."""
+    config: ClassVar[type[Config]]
+    """Class of its settings; all fields have defaults."""
     metrics: ClassVar[tuple[Metric, ...]] = ()
     columns: ClassVar[tuple[str, ...]] = ()
     """Names of the metrics in its terminal table; empty: all of them."""

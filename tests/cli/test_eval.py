@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from sampled_sae import cli
+from sampled_sae.config import Config
 from sampled_sae.evals import EVALUATIONS, Evaluation
 from sampled_sae.evals.absorption import evaluate
 from sampled_sae.evals.results import load_live
@@ -195,7 +196,7 @@ class Norms(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NormsConfig:
+class NormsConfig(Config):
     factor: float = 1.0
 
 
