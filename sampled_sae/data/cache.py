@@ -103,7 +103,7 @@ def write_cache(
     more tokens are wanted. `progress` receives the number of the last token written.
     """
     folder, config, plain = Path(folder), CacheConfig(tokens, shard_tokens), _plain(description)
-    # Several runs may ask for the same cache at once: when it is there, none of them needs the lock.
+    # Several runs may need the same cache at once: when it is there, none of them needs the lock.
     if _is_complete(folder, config, plain):
         return
     with alone_in(folder):
@@ -178,7 +178,7 @@ class CachedActivations(Rows):
         return {"tokens": self.tokens, "d_in": self.width, "digest": f"{crc32:08x}"}
 
     def take(self, rows: Tensor) -> Tensor:
-        """Rows by number [n] long, in any order -> [n, d] bfloat16 in that order."""
+        """Rows by number [n] long, in any order -> [n, d_in] bfloat16 in that order."""
         self._refuse_damage()
         # Read from front to back: sequential reads are faster, and each shard is visited once.
         ascending, order = (part.numpy() for part in rows.cpu().sort())
@@ -218,8 +218,11 @@ class _Index(Config):
     """Those that are whole, by number."""
 
     def check(self) -> None:
+        # The count first: sizes of a damaged index may not fit into memory.
+        finished = len(self.shards) == -(-self.tokens // self.shard_tokens)
         whole = [(shard.number, shard.tokens) for shard in self.shards]
-        object.__setattr__(self, "finished", sorted(whole) == list(enumerate(self.config.sizes())))
+        finished = finished and sorted(whole) == list(enumerate(self.config.sizes()))
+        object.__setattr__(self, "finished", finished)
 
     @property
     def config(self) -> CacheConfig:

@@ -300,6 +300,27 @@ def test_an_index_that_is_none_is_named(changed, tmp_path):
         write(tmp_path)
 
 
+@pytest.mark.parametrize("value", [None, [], {}, "x", -1, 0, 1.5, True, 2**62, 2**70, [None], [{}]])
+def test_an_index_with_wrong_values_is_refused(value, tmp_path):
+    write(tmp_path)
+    whole = json.loads((tmp_path / "cache.json").read_text())
+    for name in whole.keys() - {"finished", "format_version"}:
+        if name == "description" and value == {}:
+            continue
+        (tmp_path / "cache.json").write_text(json.dumps({**whole, name: value}))
+        with pytest.raises(UserError) as error:
+            open_cache(tmp_path)
+        one_line(error)
+    for name in whole["shards"][0].keys() - {"file"}:
+        shards_ = [{**whole["shards"][0], name: value}, *whole["shards"][1:]]
+        (tmp_path / "cache.json").write_text(json.dumps({**whole, "shards": shards_}))
+        if value == whole["shards"][0][name] and type(value) is int:
+            continue
+        with pytest.raises(UserError) as error:
+            open_cache(tmp_path)
+        one_line(error)
+
+
 def test_settings_check_themselves(tmp_path):
     assert CacheConfig(65, 30).sizes() == [30, 30, 5]
     for settings_, said in [((0,), "tokens = 0: must be at least 1"), ((5, 0), "shard_tokens = 0: must be at least 1")]:
