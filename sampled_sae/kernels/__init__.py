@@ -20,11 +20,11 @@ def usable(device: torch.device, dtype: torch.dtype) -> bool:
 
 @cache
 def compiles(device: torch.device) -> bool:
-    """Whether a small kernel runs: Triton may be there without the C compiler that it needs, say."""
-    from sampled_sae.kernels import gradients as masked
+    """Whether a small kernel runs: Triton may be installed without the C compiler that it needs, for example."""
+    from sampled_sae.kernels import gradients
 
     try:
-        masked.counts(torch.ones(1, 16, dtype=torch.bfloat16, device=device))
+        gradients.counts(torch.ones(1, 16, dtype=torch.bfloat16, device=device))
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         warnings.warn(f"Triton's kernels cannot be used on {device}, so steps are slower: {reason}", stacklevel=2)

@@ -38,7 +38,7 @@ _OUT_DTYPE = tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2
 class FastEncoder:
     """x [B, d] and the weights; `W_enc` [m, stride] is the encoder's 16-bit copy.
 
-    Activations below 0 are left as they are: whoever looks for the largest ones never sees them.
+    Activations below 0 are left as they are: a search for the largest ones never reaches them.
     """
 
     def __init__(self, x: Tensor, weights: Parameters, W_enc: Tensor):
@@ -84,16 +84,16 @@ class FastEncoder:
 
 
 def padded(latents: Tensor, m: int) -> Tensor:
-    """latents [n] -> [n or a little more], with m for nobody: products are several times faster on multiples of 16."""
+    """latents [n] -> [n or a little more], padded with m: products are several times faster on multiples of 16."""
     return torch.nn.functional.pad(latents, (0, -len(latents) % 16), value=m)
 
 
 def rows_of(W: Tensor, latents: Tensor) -> Tensor:
-    """The rows of W [m, stride] of the latents [n]; any row for nobody."""
+    """The rows of W [m, stride] of the latents [n]; any row where a latent is m."""
     return W[latents.clamp_max(len(W) - 1)]
 
 
 def encode_some(x: Tensor, W_enc: Tensor, b_enc: Tensor, latents: Tensor) -> Tensor:
-    """x [B, stride] -> activations [B, n] of the latents [n]; those of nobody are -inf."""
+    """x [B, stride] -> activations [B, n] of the latents [n]; -inf where a latent is m."""
     bias = torch.where(latents < len(b_enc), b_enc[latents.clamp_max(len(b_enc) - 1)], -torch.inf)
     return torch.addmm(bias, x, rows_of(W_enc, latents).T)

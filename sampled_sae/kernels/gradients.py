@@ -1,4 +1,4 @@
-"""Codes as matrices, for small pools and AuxK: who fired, gradients only where a value was kept, and their rows."""
+"""Backward passes over sparse codes and over small pools, with AuxK; codes as matrices and their masked columns."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _put_rows(from_enc, from_dec, W_dec, latents, first, to_enc, to_dec, slot, e
 def put_rows_(
     rows: tuple[Tensor, Tensor], W_dec: Tensor, latents: Tensor, into: tuple[Tensor, Tensor], slot: Tensor, first: int
 ) -> Tensor:
-    """Put gradient rows [n, stride] of the latents [n] (m: nobody) into matrices [*, d], their places into `slot` [m].
+    """Put gradient rows [n, stride] of the latents [n] (m: an empty slot) into matrices [*, d], their rows into `slot`.
 
     They come one after the other from row `first` on, or each into its latent's own row if `first` is negative.
     Returns their squared norm without the decoder's part along its unit rows W_dec [m, d].

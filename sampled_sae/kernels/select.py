@@ -1,7 +1,7 @@
 """The largest values of Z in bfloat16, found by looking at few of them twice.
 
 A positive bfloat16 read as a 16-bit integer keeps its order, so these kernels know integers only: `bits`. One
-pass over Z notes the maximum of every block of neighbours in a row. Whatever is looked for afterwards lies in
+pass over Z notes the maximum of every block of neighbors in a row. All values of interest afterwards lie in
 the blocks whose maximum reaches some floor, and those are a few percent.
 """
 
@@ -27,7 +27,7 @@ class Blocks(NamedTuple):
     size: int
     """Values in a block, a power of two."""
     number: int
-    """Blocks in a row."""
+    """Blocks per row."""
 
     def shape(self, values: int, blocks: int | None = None) -> dict[str, int]:
         """What a kernel must know when it is compiled: it lists so many blocks (by default those of a whole row) and
@@ -67,7 +67,7 @@ def positions(chosen, first, n, blocks, SIZE: tl.constexpr, TILE: tl.constexpr):
 
 
 def cut_into_blocks(z: Tensor, keep: int) -> Blocks:
-    """z [tokens, width] bfloat16, contiguous -> its blocks, sized for about `keep` wanted values a row."""
+    """z [tokens, width] bfloat16, contiguous -> its blocks, sized for about `keep` kept values per row."""
     tokens, width = z.shape
     size = 8
     while size < 64 and width // size >= 16 * keep:

@@ -105,7 +105,7 @@ class Groups(NamedTuple):
 
 
 def group_by_latent(kept: Kept, latent: Tensor, m: int) -> Groups:
-    """`latent` [n] int32 says whose the entries are; m where there is none."""
+    """`latent` [n] int32: the latent of each entry; m where there is none."""
     ordered, order = latent.sort(stable=True)
     edge = torch.searchsorted(ordered, torch.arange(m + 1, dtype=torch.int32, device=latent.device), out_int32=True)
     return Groups(edge[:-1], edge[1:], order, kept.token[order], kept.value[order])

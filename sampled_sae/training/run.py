@@ -161,16 +161,11 @@ class Run:
             )
         self.heldout = fingerprint(x)
         if self.restored is not None:
-            extra = self.restored.extra
-            if extra["width"] != self.stream.d_in or extra["heldout"] != self.heldout:
-                raise UserError(
-                    f"activations (width {self.stream.d_in}): not those that the run in {self.out} began with "
-                    f"(width {extra['width']}); {HOW} with the same ones"
-                )
-            self.step = self.saved_step = self.restored.step
-            self.scale, self.before = extra["scale"], extra["seconds"]
-            for learner in self.learners:
-                learner.load_state(self.restored.states[str(learner.config.name)])
+            try:
+                self._restore(self.restored)
+            except (KeyError, TypeError, RuntimeError) as error:  # one of version 0, which had no checksums
+                where = f"{self._checkpoints}: the checkpoint of step {self.restored.step}"
+                raise UserError(f"{where} does not fit this run ({type(error).__name__}: {error})") from None
             self.restored = None  # its memory is free again
             self.say(f"resumed at step {self.step}")
         elif self.shared.normalize:
@@ -178,6 +173,18 @@ class Run:
         self.first, self.begun = self.step, time.monotonic()
         if self.out is not None and not (self.out / "run.json").exists():
             self._record(finished=False)
+
+    def _restore(self, from_: checkpoint.Checkpoint) -> None:
+        extra, d_in = from_.extra, self.stream.d_in
+        if extra["width"] != d_in or extra["heldout"] != self.heldout:
+            raise UserError(
+                f"activations (width {d_in}): not those that the run in {self.out} began with "
+                f"(width {extra['width']}); {HOW} with the same ones"
+            )
+        self.step = self.saved_step = from_.step
+        self.scale, self.before = float(extra["scale"]), float(extra["seconds"])
+        for learner in self.learners:
+            learner.load_state(from_.states[str(learner.config.name)])
 
     def _record(self, finished: bool) -> None:
         """Write `run.json`: the configuration of the run, and whether it is finished."""

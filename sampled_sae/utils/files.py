@@ -53,7 +53,7 @@ def make_folder(path: Path) -> Path:
 
 @contextmanager
 def alone_in(path: Path) -> Iterator[None]:
-    """Create the folder if needed and lock it: a second process that wants the lock gets a one-line error."""
+    """Create the folder if needed and lock it: for a second process this is a one-line error."""
     from filelock import FileLock, Timeout
 
     make_folder(path)

@@ -134,7 +134,7 @@ def _gpu_free(device: torch.device) -> int:
     index = torch.cuda.current_device() if device.index is None else device.index
     free, total = torch.cuda.mem_get_info(index)
     reserved = torch.cuda.memory_reserved(device)
-    if hasattr(torch.cuda, "get_per_process_memory_fraction"):  # who shares a GPU may have set a limit
+    if hasattr(torch.cuda, "get_per_process_memory_fraction"):  # a process that shares its GPU may have set a limit
         free = min(free, int(torch.cuda.get_per_process_memory_fraction(index) * total) - reserved)
     # What torch holds but does not use is free to us as well.
     return free + reserved - torch.cuda.memory_allocated(device)
