@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -91,7 +91,6 @@ def run_training(
     *,
     out: Path | None = None,
     resume: bool = False,
-    heldout: Any = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     callbacks: Sequence[Callback] = (),
@@ -101,33 +100,39 @@ def run_training(
 
     One stream is a run in `out`, several are runs in `out`/HOOK, such as layer-12. With `out`, SAEs that do not fit
     into memory together are trained in several passes over the activations, in `out`/pass-1, `out`/pass-2 and so on;
-    these SAEs are returned on the CPU. `heldout` replaces the tokens that are otherwise held out.
+    these SAEs are returned on the CPU.
     """
-    place, full, source = usable_device(device), checked(configs, shared), open_source(activations, heldout=heldout)
+    place, full, source = usable_device(device), checked(configs, shared), open_source(activations)
     settings = (shared.batch_size, shared.heldout_tokens, shared.seed, shared.steps)
     streams, again, groups = source.open(*settings), _opens_again(source), [full]
     if out is not None and again:
         groups = _as_begun(out, full) or split(full, list(streams.values()), shared.batch_size, place)
-    found: dict[str, list[SAE]] = {name: [] for name in streams}
-    for number, group in enumerate(groups, start=1):
-        folder = out
-        if out is not None and len(groups) > 1:
-            folder = out / f"pass-{number}"
-            remove_leftovers(make_folder(out), PLAN)
-            write_json(out / PLAN, [len(group) for group in groups])
-            say(f"pass {number} of {len(groups)}: {len(group)} SAEs")
-        streams = streams if number == 1 else source.open(*settings)
+
+    def one_pass(
+        streams: Mapping[str, ActivationStream], group: list[SAEConfig], folder: Path | None
+    ) -> list[list[SAE]]:
         runs = []
         for name, stream in streams.items():
-            at = folder if folder is None or len(streams) == 1 else folder / name
+            own = folder if folder is None or len(streams) == 1 else folder / name
             report = say if progress else _silent
-            runs.append(Run(stream, group, shared, place, dtype, out=at, resume=resume, say=report))
-        trained = Trainer(runs, [*callbacks, *([ProgressBar()] if progress else [])]).fit()
-        for name, saes in zip(streams, trained, strict=True):
-            found[name] += saes if len(groups) == 1 else [sae.cpu() for sae in saes]
-            if again:
-                streams[name].close()
-        streams, runs = {}, []  # their memory is needed for the next pass
+            runs.append(Run(stream, group, shared, place, dtype, out=own, resume=resume, say=report))
+        try:
+            return Trainer(runs, [*callbacks, *([ProgressBar()] if progress else [])]).fit()
+        finally:
+            for stream in streams.values() if again else ():
+                stream.close()
+
+    if out is None or len(groups) == 1:
+        return dict(zip(streams, one_pass(streams, full, out), strict=True))
+    found: dict[str, list[SAE]] = {name: [] for name in streams}
+    remove_leftovers(make_folder(out), PLAN)
+    write_json(out / PLAN, [len(group) for group in groups])
+    for number, group in enumerate(groups, start=1):
+        say(f"pass {number} of {len(groups)}: {len(group)} SAEs")
+        trained = one_pass(streams or source.open(*settings), group, out / f"pass-{number}")
+        for name, saes in zip(found, trained, strict=True):
+            found[name] += [sae.cpu() for sae in saes]
+        streams = {}  # its memory is needed for the next pass
     return found
 
 

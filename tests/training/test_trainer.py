@@ -147,8 +147,8 @@ def test_what_activations_take_is_counted(activations):
 
 
 def test_the_length_is_given_in_steps_or_in_tokens(activations):
-    [by_steps] = ss.train(activations, ss.batchtopk(48, 4), steps=5, **QUIET)
-    [by_tokens] = ss.train(activations, ss.batchtopk(48, 4), tokens=1100, **QUIET)
+    by_steps = ss.train(activations, ss.batchtopk(48, 4), steps=5, **QUIET)
+    by_tokens = ss.train(activations, ss.batchtopk(48, 4), tokens=1100, **QUIET)
     assert same_weights(by_steps, by_tokens)
     for wrong in ({}, {"steps": 5, "tokens": 1000}):
         with pytest.raises(ss.UserError, match="give one of the two"):
