@@ -6,10 +6,37 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sampled_sae.evals.results import read_density, read_explanations, read_unique, save_explanations, save_firing
+from sampled_sae.evals.results import (
+    read_density,
+    read_explanations,
+    read_result,
+    read_unique,
+    result_path,
+    save_explanations,
+    save_firing,
+    write_result,
+)
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
+
+
+def test_results_of_version_0_and_of_now(tmp_path):
+    """Version 0 had no format_version, `latents` in the SAE's settings, and `interp_tokens`."""
+    path = result_path(tmp_path, "autointerp")
+    path.parent.mkdir()
+    old = {"result": {"tokens": 5}, "sae": {"latents": 64, "k": 4}, "asked": {"interp_tokens": 256, "seed": 0}}
+    path.write_text(json.dumps(old))
+    found = read_result(tmp_path, "autointerp")
+    assert found == {"result": {"tokens": 5}, "sae": {"d_sae": 64, "k": 4}, "asked": {"tokens": 256, "seed": 0}}
+    write_result(tmp_path, "autointerp", found)
+    assert json.loads(path.read_text())["format_version"] == 1 and read_result(tmp_path, "autointerp") == found
+    for damaged in ("[]", "{}", '{"result": 3}'):
+        path.write_text(damaged)
+        assert read_result(tmp_path, "autointerp") is None
+    path.write_text(json.dumps(found | {"format_version": 99}))
+    with pytest.raises(UserError, match="written by a newer version"):
+        read_result(tmp_path, "autointerp")
 
 
 def test_density(tmp_path):
