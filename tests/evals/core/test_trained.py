@@ -37,7 +37,7 @@ def test_trained_cut_in_groups_of_tokens(lm, contexts):
     pool = PoolConfig(size=Everything(), scope=Scope(tokens=8))
     sae = random_sae(config=SAEConfig(d_sae=40, k=3, pool=pool))
     assert evaluate_core(sae, lm, LAYER, contexts).trained.tokens == 64
-    with pytest.raises(UserError, match="scope.tokens = 8: must divide batch_size = 12"):
+    with pytest.raises(UserError, match=r"scope\.tokens = 8: must divide batch_size = 12"):
         evaluate_core(sae, lm, LAYER, contexts, CoreConfig(cut_batch=12))
 
 
