@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 import sampled_sae as ss
-from sampled_sae.config import to_dict
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.harvest import HarvestStream, model_activations
 from sampled_sae.data.text import TextSource
@@ -146,7 +145,7 @@ def rows(s: Setting, names: list[str], saes: list[ss.SAE], took: dict[str, Any])
         line["seconds"] = None if ms is None else ms * took["steps"] / 1e3
         for where, x in (("heldout", s.heldout), ("trained", s.trained)):
             line[f"fvu_{where}"] = 1 - by_threshold(sae, x.float()).fve
-        lines.append(line | {"config": to_dict(sae.cfg.training), "core": result})
+        lines.append(line | {"config": sae.cfg.training.to_dict(), "core": result})
     return lines
 
 

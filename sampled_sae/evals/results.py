@@ -81,6 +81,11 @@ def saebench_layout(
         "datetime_epoch_millis": None,
         "eval_result_metrics": metrics,
         "eval_result_details": details,
+        "sae_bench_commit_hash": None,
+        "sae_lens_id": None,
+        "sae_lens_release_id": None,
+        "sae_lens_version": None,
+        "sae_cfg_dict": None,
         "eval_result_unstructured": unstructured,
     }
 
