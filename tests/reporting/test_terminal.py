@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,16 @@ def test_no_number_is_cut(width: int, tmp_path: Path) -> None:
         assert any(head in line for line in lines)
     assert sum(line.startswith(saes[0].name) for line in lines) > (2 if width < 160 else 1)
     assert all(sae.name in text.getvalue() for sae in saes)
+
+
+def test_tables_in_a_terminal_need_neither_plotly_nor_jinja2() -> None:
+    code = (
+        "import sys; sys.modules.update(plotly=None, jinja2=None, kaleido=None)\n"
+        "from sampled_sae.reporting.comparison import print_comparison\n"
+        "from sampled_sae.reporting.synthetic import print_results\n"
+        "from sampled_sae.reporting.tables import write_tables\n"
+        "import sampled_sae.browser.write, sampled_sae.reporting.write, sampled_sae.reporting.reproduce_page\n"
+    )
+    # torch is imported first: it may use jinja2 itself.
+    done = subprocess.run([sys.executable, "-c", f"import torch\n{code}"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
