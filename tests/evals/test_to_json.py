@@ -2,7 +2,7 @@ import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sampled_sae.config import plain
+from sampled_sae.config import Config, plain
 
 
 class Named(NamedTuple):
@@ -11,7 +11,7 @@ class Named(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Config):
     pair: tuple[int, int] = (1, 2)
     limit: float = float("inf")
 
