@@ -417,6 +417,24 @@ def _result(content: Any) -> Any:
     return within(content, "sae", _sae_config)
 
 
+@migration("passes", 1)
+def _passes(content: Any) -> Any:
+    """passes.json, which was the list of the passes' sizes."""
+    return {"sizes": content} if isinstance(content, list) else content
+
+
+@migration("report", 1)
+def _report(content: Any) -> Any:
+    """The files of a report, which were a list."""
+    return {"files": content} if isinstance(content, list) else content
+
+
+@migration("synthetic", 1)
+def _synthetic(content: Any) -> Any:
+    """Results of the synthetic experiment."""
+    return within(content, "saes", lambda sae: within(sae, "config", _sae_config))
+
+
 @migration("cache", 1)
 def _cache(content: Any) -> Any:
     """cache.json: what the activations are."""

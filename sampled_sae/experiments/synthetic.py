@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sampled_sae import api
-from sampled_sae.config import first_difference
+from sampled_sae.config import first_difference, read_file, write_file
 from sampled_sae.data.synthetic import BUCKETS, PRESETS, SyntheticConfig, SyntheticData
 from sampled_sae.evals.similarity.matching import activation_fidelity, bucket_recovery, match
 from sampled_sae.method import presets
@@ -18,7 +18,7 @@ from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import as_trained, by_threshold
 from sampled_sae.utils import progress as bars
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import make_folder, read_json, write_json, write_text
+from sampled_sae.utils.files import make_folder, write_text
 from sampled_sae.utils.system import git_commit, usable_device, versions
 
 
@@ -252,7 +252,7 @@ def run(
         "git_commit": git_commit(),
         "saes": measured,
     }
-    write_json(out / "results.json", results)
+    write_file(out / "results.json", "synthetic", results)
     return results
 
 
@@ -321,9 +321,9 @@ def merge(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     require_packages()
     if not folders:
         raise UserError("folders: must name at least one folder with a results.json")
-    parts = [read_json(folder / "results.json") for folder in folders]
+    parts = [read_file(folder / "results.json", "synthetic") for folder in folders]
     for folder, part in zip(folders, parts, strict=True):
-        if not isinstance(part, dict) or not {"data", "train", "saes"} <= part.keys():
+        if not {"data", "train", "saes"} <= part.keys():
             raise UserError(f"{folder / 'results.json'}: not a result of the synthetic experiment")
     origins: list[dict[str, Any]] = []
     for part in parts:
@@ -346,5 +346,5 @@ def merge(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     make_folder(out)
     logs = [folder / "log.jsonl" for folder in folders]
     write_text(out / "log.jsonl", "".join(log.read_text(encoding="utf-8") for log in logs if log.exists()))
-    write_json(out / "results.json", merged)
+    write_file(out / "results.json", "synthetic", merged)
     return merged

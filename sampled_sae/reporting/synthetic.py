@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sampled_sae.config import read_file
 from sampled_sae.reporting.collect import read_log
 from sampled_sae.reporting.pages import Figure, Mark, bold, render, several, training
 from sampled_sae.reporting.style import (
@@ -26,7 +27,7 @@ from sampled_sae.reporting.style import (
 from sampled_sae.reporting.sweep import Configuration, Key, field, table_of
 from sampled_sae.reporting.terminal import console_of, drawn, safe
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import read_json, write_text
+from sampled_sae.utils.files import write_text
 from sampled_sae.utils.measures import Column, Stat, Table, form, listed, number
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ MEANINGS = {
 
 def load_results(path: Path) -> dict[str, Any]:
     """Read a results.json; UserError where it is missing, damaged or without SAEs."""
-    results = read_json(path)
-    saes = results.get("saes") if isinstance(results, dict) else None
+    results = read_file(path, "synthetic")
+    saes = results.get("saes")
     if not isinstance(saes, list) or not all(isinstance(sae, dict) and "name" in sae for sae in saes):
         raise UserError(f"{path}: not the results of a synthetic experiment")
     if not saes:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sampled_sae.config import read_file, write_file
 from sampled_sae.reporting import panels
 from sampled_sae.reporting import scatter as pareto
 from sampled_sae.reporting.collect import Found, collect
@@ -20,7 +21,7 @@ from sampled_sae.reporting.style import INK, MUTED, Styles, plain
 from sampled_sae.reporting.sweep import Sweep, sweeps
 from sampled_sae.reporting.tables import Missing, files, sweep_files
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import make_folder, read_json, write_json, write_text
+from sampled_sae.utils.files import make_folder, write_text
 from sampled_sae.utils.measures import Table
 
 if TYPE_CHECKING:
@@ -230,9 +231,9 @@ def _tidy(out: Path, written: Sequence[Path]) -> None:
     """Remove the files of an earlier report that this one did not write."""
     names = [str(path.relative_to(out)) for path in written]
     record = out / LIST
-    before = read_json(record) if record.exists() else []
+    before = read_file(record, "report").get("files") if record.exists() else []
     for name in before if isinstance(before, list) else []:
         # Only files in the report's own folders, whatever the list contains.
         if isinstance(name, str) and name not in names and re.fullmatch(r"(tables|figures)/[^/\\]+", name):
             (out / name).unlink(missing_ok=True)
-    write_json(record, names)
+    write_file(record, "report", {"files": names})

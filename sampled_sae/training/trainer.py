@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sampled_sae import kernels
+from sampled_sae.config import read_file, write_file
 from sampled_sae.data.source import Source, open_source
 from sampled_sae.data.stream import ActivationSource, ActivationStream, Endless, Rows
 from sampled_sae.method.config import SAEConfig
@@ -21,7 +22,7 @@ from sampled_sae.training.callbacks import ProgressBar, check_wandb, of_run
 from sampled_sae.training.run import HOW, Callback, Run, TrainConfig, holds_run
 from sampled_sae.utils import system
 from sampled_sae.utils.errors import Interrupted, UserError
-from sampled_sae.utils.files import alone_in, make_folder, read_json, remove_leftovers, write_json
+from sampled_sae.utils.files import alone_in, make_folder, remove_leftovers
 from sampled_sae.utils.progress import say
 from sampled_sae.utils.system import stop_on_interrupt, usable_device
 
@@ -126,7 +127,7 @@ def run_training(
         return dict(zip(streams, one_pass(streams, full, out), strict=True))
     found: dict[str, list[SAE]] = {name: [] for name in streams}
     remove_leftovers(make_folder(out), PLAN)
-    write_json(out / PLAN, [len(group) for group in groups])
+    write_file(out / PLAN, "passes", {"sizes": [len(group) for group in groups]})
     for number, group in enumerate(groups, start=1):
         say(f"pass {number} of {len(groups)}: {len(group)} SAEs")
         trained = one_pass(streams or source.open(*settings), group, out / f"pass-{number}")
@@ -164,7 +165,7 @@ def _as_begun(out: Path, configs: list[SAEConfig]) -> list[list[SAEConfig]] | No
         return [configs]
     if not (out / PLAN).exists():
         return None
-    sizes = read_json(out / PLAN)
+    sizes: Any = read_file(out / PLAN, "passes").get("sizes")
     whole = isinstance(sizes, list) and all(isinstance(size, int) and size > 0 for size in sizes)
     if not whole or sum(sizes) != len(configs):
         raise UserError(f"{out / PLAN}: is of a run with other SAEs; choose another folder")

@@ -249,7 +249,7 @@ def test_same_page_twice(tmp_path: Path) -> None:
     [
         (None, "no such file"),
         ('{"preset": "demo", "saes": [{"na', "not valid JSON"),
-        ("[]", "not the results"),
+        ("[]", "must hold an object"),
         ('{"saes": [1]}', "not the results"),
         ('{"saes": []}', "no SAEs"),
     ],
