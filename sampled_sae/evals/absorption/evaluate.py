@@ -35,7 +35,7 @@ from sampled_sae.utils.errors import UserError
 FEW_WORDS = 20
 """With fewer words to test on a letter's F1 hangs on single ones."""
 MOST_ABSORBERS = 10
-"""Absorbing latents a letter that are named in a result."""
+"""Absorbing latents per letter that are named in a result."""
 
 
 def evaluate_absorption_many(

@@ -25,7 +25,7 @@ ROUNDING = 1e-12
 
 
 class Probes(NamedTuple):
-    """One linear probe a letter: x @ weight + bias is above 0 where the letter is seen."""
+    """One linear probe per letter: x @ weight + bias is above 0 where the letter is seen."""
 
     weight: Tensor
     """[width, letters]."""
@@ -106,7 +106,7 @@ class Sparse(NamedTuple):
 
 @torch.no_grad()
 def fit_by_adam(inputs: Inputs, truth: Tensor, start: Probes, schedule: Schedule, seed: int) -> Probes:
-    """Fit one balanced logistic probe a column of truth [n, letters] (1 where a word has the letter).
+    """Fit one balanced logistic probe per column of truth [n, letters] (1 where a word has the letter).
 
     The loss is the mean over words and letters of the cross-entropy, in which words with the letter weigh as much in
     all as those without it. Adam stops where the schedule ends, converged or not: with few steps, as SAEBench takes,

@@ -28,7 +28,7 @@ class AbsorptionConfig(Config):
     """How words are shown to the model, how probes are fitted, and what counts as absorbed."""
 
     max_words: Annotated[int, at_least(2)] | None = None
-    """Words drawn from the tokenizer's vocabulary; none for all of them. Fewer words, weaker probes."""
+    """Words drawn from the tokenizer's vocabulary; None: all of them. Fewer words give weaker probes."""
     train_share: OpenShare = 0.8
     """Share of the words that probes are fitted on; the others test."""
     template: str = "{word} has the first letter:"
@@ -43,30 +43,30 @@ class AbsorptionConfig(Config):
     min_f1: NonNegative = 0.6
     """A letter is usable if the F1 of its probe on the residual stream is above this."""
     min_letters: Annotated[int, Bound("must be from 1 to 26", lambda value: 1 <= value <= 26)] = 20
-    """With fewer usable letters there is no mean: the model does not spell well enough at this layer."""
+    """With fewer usable letters there are no means: probes find too few letters at this layer."""
     max_k: Positive = 10
-    """Most main latents a letter."""
+    """Most main latents per letter."""
     f1_jump: NonNegative = 0.03
     """A further latent becomes a main one if it raises F1 by more than this."""
     probe_epochs: Positive = 50
-    """Rounds over the words for the probes on the residual stream."""
+    """Epochs over the words for the probes on the residual stream."""
     probe_batch: Positive = 64
-    """Words a step of these probes."""
+    """Words per step of these probes."""
     probe_decay: NonNegative = 1e-4
     """Weight decay of these probes."""
     sparse_epochs: Positive = 50
-    """Rounds over the words for the L1 probe on latents. It stops long before it has converged: more rounds choose
+    """Epochs over the words for the L1 probe on latents. It stops long before convergence: more epochs choose
     other latents."""
     sparse_batch: Positive = 4096
-    """Words a step of the L1 probe."""
+    """Words per step of the L1 probe."""
     sparse_decay: NonNegative = 1e-6
     """Weight decay of the L1 probe."""
     l1: NonNegative = 0.01
     """Weight of the L1 penalty."""
     lr: PositiveNumber = 0.01
-    """Adam's learning rate in the first round of both probes."""
+    """Adam's learning rate in the first epoch of both probes."""
     end_lr: PositiveNumber = 1e-5
-    """What the learning rate falls to, by the same factor each round."""
+    """Final learning rate; it falls by the same factor each epoch."""
     start: Start = "zero"
     """Where both probes start. SAEBench's start at random, which with few words or few latents outweighs what the L1
     probe learns: main latents are then as the seed draws them."""
@@ -79,9 +79,9 @@ class AbsorptionConfig(Config):
     min_share: Share = 0.4
     """Smallest share of the probe's projection that absorbing latents must make up."""
     prompts_at_once: Positive = 64
-    """Prompts in one pass through the model; results are the same whatever it is, up to rounding."""
+    """Prompts in one pass through the model, without effect on the results up to rounding."""
     words_at_once: Positive = 512
-    """Words that an SAE encodes at once; results are the same whatever it is, up to rounding."""
+    """Words that an SAE encodes at once, without effect on the results up to rounding."""
     seed: int = 42
     """Seed of the words' order, the prompts' lines and the probes."""
 
@@ -162,7 +162,7 @@ class AbsorptionResult(NamedTuple):
     full: Spread | None
     """Share of fully absorbed words."""
     splits: Spread | None
-    """Main latents a letter; 1 where no letter is split."""
+    """Main latents per letter; 1 where no letter is split."""
     main_f1: Spread | None
     """F1 of the probes on the main latents. Where it is low, the SAE has no latents for letters that others could
     absorb, and the numbers above mean little."""

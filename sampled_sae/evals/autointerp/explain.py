@@ -95,7 +95,7 @@ class ChatExplainer:
         """All answers so far, for the books."""
 
     def explain(self, cases: Sequence[Case], done: Done | None = None) -> list[Explained]:
-        """One call a latent."""
+        """One call per latent."""
         answers = self.chat.ask([self.question(case) for case in cases], done)
         self.answers += answers
         return [read_explanation(answer) for answer in answers]
@@ -154,7 +154,7 @@ class ContrastExplainer:
         self.total = len(self.flat)
 
     def explain(self, cases: Sequence[Case], done: Done | None = None) -> list[Explained]:
-        """One sentence a latent."""
+        """One sentence per latent."""
         found = []
         for number, case in enumerate(cases, 1):
             found.append(Explained(self.sentence(case.elsewhere, case.strength)))

@@ -82,7 +82,7 @@ class ChatJudge:
         """All answers so far, for the books."""
 
     def judge(self, sheets: Sequence[Sheet], done: Done | None = None) -> list[Verdict]:
-        """One call a sheet."""
+        """One call per sheet."""
         answers = self.chat.ask([self.question(sheet) for sheet in sheets], done)
         self.answers += answers
         return [read_verdict(answer, len(sheet.texts)) for answer, sheet in zip(answers, sheets, strict=True)]

@@ -32,7 +32,7 @@ class Means(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What has to be known before anything is measured: 2 bytes a token, and the means of each batch."""
+    """What has to be known before anything is measured: 2 bytes per token, and the means of each batch."""
 
     measured: Tensor
     """[n, L] bool: positions that are not left out."""

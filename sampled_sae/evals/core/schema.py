@@ -60,7 +60,7 @@ class CoreConfig(Config):
     contexts_at_once: Positive | None = None
     """Contexts in one pass through the model, without effect on the results; None: 16 on a GPU, 4 elsewhere."""
     tokens_at_once: Positive = 2048
-    """Tokens that an SAE encodes at once; results are the same whatever it is."""
+    """Tokens that an SAE encodes at once, without effect on the results."""
     resamples: Count = 1000
     """Resamples of the bootstrap; 0 for no intervals."""
     level: OpenShare = 0.95

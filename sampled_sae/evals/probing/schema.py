@@ -54,9 +54,9 @@ class ProbingConfig(Config):
     saebench: AdamW, of whose epochs the best one on the test texts counts, as in SAEBench; its numbers are too
     high."""
     contexts_at_once: Positive = 64
-    """Texts in one pass through the model; results are the same whatever it is."""
+    """Texts in one pass through the model, without effect on the results."""
     tokens_at_once: Positive = 2048
-    """Tokens that an SAE encodes at once; results are the same whatever it is."""
+    """Tokens that an SAE encodes at once, without effect on the results."""
     tf32: bool = True
     """Encode in TF32 on a GPU, which keeps more digits than the bfloat16 of the activations there and is several times
     faster; elsewhere it changes nothing."""

@@ -39,7 +39,7 @@ class Match(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """Mean cosine a pair by which a better matching could be better, at most."""
+        """Mean cosine per pair by which a better matching could be better, at most."""
         return max(0.0, self.bound - self.total) / max(1, self.pairs)
 
 

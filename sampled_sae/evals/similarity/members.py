@@ -30,28 +30,28 @@ class SimilarityConfig(Config):
     """What is compared, and how exactly."""
 
     across: Across = "all"
-    """Pairs of different configurations: all of them, those with the reference (as in the paper), or none."""
+    """Pairs of different configurations: all, those with the reference (as in the paper), or none."""
     seeds: Seeds = "same"
     """Of two configurations: the same seed of both, which share their start values and so stay alike, or different
     ones."""
     reference: str | None = None
     """Label of the reference configuration; by default batchtopk where there is one, else the first."""
     threshold: Annotated[float, Bound("must be a cosine between -1 and 1", lambda value: -1 <= value <= 1)] = 0.7
-    """Cosine from which on two latents count as the same feature; a latent with such a partner is not unique."""
+    """Smallest cosine at which two latents count as the same feature; a latent with such a partner is not unique."""
     matching: Matched = "all"
     """One-to-one matching of all latents, of those that fire, or none."""
     exact_up_to: Count = 8192
-    """Latents a side up to which the matching reads all cosines at once; beyond, only each latent's best candidates."""
+    """Latents per side up to which the matching reads all cosines at once; beyond, only each latent's best candidates."""
     candidates: Positive = 32
     """Best partners of each latent, of both SAEs, that a large matching begins with."""
     rounds: Positive = 3
     """How often a large matching may add candidates until it is as good as the exact one."""
     tolerance: NonNegative = 1e-4
-    """Mean cosine a pair by which a large matching may stay below its upper bound."""
+    """Mean cosine per pair by which a large matching may stay below its upper bound."""
     unique: Count = 10
     """Latents in each table: the most unique ones, and those explained best."""
     at_once: Positive = 2**26
-    """Cosines held at one time (4 bytes each); results are the same whatever it is, up to rounding."""
+    """Cosines held at one time (4 bytes each), without effect on the results up to rounding."""
 
 
 WEIGHTS = "sae_weights.safetensors"

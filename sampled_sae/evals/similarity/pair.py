@@ -67,7 +67,7 @@ class Matching(NamedTuple):
     method: str
     """exact, or by candidates."""
     gap: float
-    """Mean cosine a pair by which the best matching can be better at most; 0 where this one is the best."""
+    """Mean cosine per pair by which the best matching can be better at most; 0 where this one is the best."""
     histogram: list[int]
     """Pairs by cosine, in 100 even bins from -1 to 1."""
 
