@@ -41,7 +41,7 @@ class SimilarityConfig(Config):
     matching: Matched = "all"
     """One-to-one matching of all latents, of those that fire, or none."""
     exact_up_to: Count = 8192
-    """Latents per side up to which the matching reads all cosines at once; beyond, only each latent's best candidates."""
+    """Latents per side up to which the matching reads all cosines at once; beyond, only the best candidates."""
     candidates: Positive = 32
     """Best partners of each latent, of both SAEs, that a large matching begins with."""
     rounds: Positive = 3
