@@ -13,7 +13,7 @@ class Parameters(NamedTuple):
     """An SAE's weights, latents as rows in both matrices."""
 
     W_enc: Tensor
-    """[m, d]: the encoder, one row a latent (the transpose of `SAE.W_enc`)."""
+    """[m, d]: the encoder, one row per latent (the transpose of `SAE.W_enc`)."""
     b_enc: Tensor
     """[m]."""
     W_dec: Tensor
@@ -30,7 +30,7 @@ def activations(x: Tensor, weights: Parameters, latents: Tensor | None = None) -
 
 def start_parameters(d: int, m: int, generator: torch.Generator, dtype: torch.dtype) -> Parameters:
     """Random unit directions for the decoder, the same for the encoder, biases 0."""
-    # A linear layer's default initialisation, which is uniform in +-1/sqrt(fan in); only directions survive.
+    # A linear layer's default initialization, which is uniform in +-1/sqrt(fan in); only directions survive.
     bound = 1 / math.sqrt(m)
     device = generator.device
     W_dec = torch.rand(m, d, generator=generator, device=device, dtype=dtype).mul_(2 * bound).sub_(bound)

@@ -1,4 +1,4 @@
-"""The candidate pool: how large it is at a step, whom it serves, and which latents get in."""
+"""The candidate pool: which latents are in it, and the candidates of a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sampled_sae.utils.errors import UserError
 
 
 def draw(q: Tensor, size: int, pick: str, generator: torch.Generator) -> Tensor:
-    """Scores q [groups, m] -> who is in the pool [groups, m] bool, exactly `size` in each group."""
+    """Scores q [groups, m] -> the pool of each group [groups, m] bool, exactly `size` in each group."""
     return highest(proportional_keys(q, generator) if pick == "sample" else q, size)
 
 
@@ -37,13 +37,13 @@ def highest(q: Tensor, size: int) -> Tensor:
 
 
 def draw_members(q: Tensor, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`draw` for one group, q [1, m] -> its pool [m] bool, and who is in it [size], ascending."""
+    """`draw` for one group, q [1, m] -> its pool [m] bool, and the indices of its latents [size], ascending."""
     pool = draw(q, size, pick, generator)[0]
     return pool, members(pool, size)
 
 
 def members(pool: Tensor, size: int) -> Tensor:
-    """A pool [m] bool with `size` members -> who they are [size], ascending."""
+    """A pool [m] bool with `size` members -> their indices [size], ascending."""
     if not pool.is_cuda:
         return pool.nonzero().squeeze(1)
     # `nonzero` would make the host wait for the device to count them; the count is known.
@@ -70,7 +70,7 @@ class Encoder(Protocol):
         """Each latent's score for each group of tokens [groups, m]."""
 
     def draw(self, score: Score, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """One pool for the whole batch: who is in it [m] bool, and their numbers [size], ascending."""
+        """One pool for the whole batch, [m] bool, and the indices of its latents [size], ascending."""
 
 
 class PlainEncoder:
@@ -90,8 +90,8 @@ class PlainEncoder:
 
     def scores(self, score: Score, group: int, generator: torch.Generator) -> Tensor:
         if score.reads == "input":
-            centred = (self.x - self.weights.b_dec).view(-1, group, self.x.shape[1])
-            return score.from_input(centred, self.weights.W_enc, self.weights.b_enc)
+            centered = (self.x - self.weights.b_dec).view(-1, group, self.x.shape[1])
+            return score.from_input(centered, self.weights.W_enc, self.weights.b_enc)
         shape = (self.tokens // group, group, len(self.weights.b_enc))
         if score.reads == "nothing":
             return score(self.x.new_empty(()).expand(shape), generator)
@@ -109,7 +109,7 @@ class Candidates(NamedTuple):
     columns: Tensor | None
     """[n] which latents the columns are; none: all of them."""
     pool: Tensor
-    """[m] bool: who is in the pool, or in any group's pool."""
+    """[m] bool: latents in the pool, or in the pool of any group."""
     group: int
     """Tokens that share one cut."""
 

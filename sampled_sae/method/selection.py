@@ -82,9 +82,9 @@ class Selection(NamedTuple):
     """The outcome of encoding, scoring and cutting one batch."""
 
     pool: Tensor
-    """[m] bool: who was in the pool, or in any group's pool."""
+    """[m] bool: latents in the pool, or in the pool of any group."""
     fired: Tensor
-    """[m] bool: who kept at least one activation."""
+    """[m] bool: latents with at least one kept activation."""
     smallest: Callable[[], Tensor]
     """Smallest kept activation, averaged over the groups that share a cut (TopK: over tokens); 0 if none is kept."""
     kept: Callable[[], int]
