@@ -435,6 +435,76 @@ def _synthetic(content: Any) -> Any:
     return within(content, "saes", lambda sae: within(sae, "config", _sae_config))
 
 
+OLD_OPTIMIZER = {
+    "lr": 3e-4,
+    "gradient": "clip",
+    "clip": 1.0,
+    "cautious": False,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "rates": {"W_enc": 1.0, "b_enc": 1.0, "W_dec": 1.0, "b_dec": 1.0},
+    "warmup_steps": 1000,
+    "decay": 0.2,
+}
+"""The optimizer of version 1, whose files may leave out what was the default."""
+OLD_INIT = {"encoder_scale": 1.0, "decoder": "random"}
+
+
+def _with_old_recipe(config: Any) -> Any:
+    """Settings of an SAE from version 1: what they leave out had other defaults, or was fixed."""
+    if not isinstance(config, dict):
+        return config
+    optimizer = config.get("optimizer", {})
+    if isinstance(optimizer, dict) and "gradient" not in optimizer:
+        optimizer = OLD_OPTIMIZER | optimizer
+    return {"init": OLD_INIT, **config, "optimizer": optimizer}
+
+
+def _with_input_norm(train: Any) -> Any:
+    """Settings of a run from version 1: `normalize` was whether the inputs were scaled to norm 1."""
+    if not isinstance(train, dict) or "normalize" not in train:
+        return train
+    return {name: value for name, value in train.items() if name != "normalize"} | {
+        "input_norm": "one" if train["normalize"] else "none"
+    }
+
+
+def _run_with_old_recipe(run: Any) -> Any:
+    return within(within(run, "saes", _with_old_recipe), "train", _with_input_norm)
+
+
+@migration("sae", 2)
+def _sae_recipe(content: Any) -> Any:
+    content = within(content, "config", _with_old_recipe)
+    return within(content, "metadata", lambda metadata: within(metadata, "training", _with_input_norm))
+
+
+@migration("run", 2)
+def _run_recipe(content: Any) -> Any:
+    return within(content, "config", _run_with_old_recipe)
+
+
+@migration("checkpoint", 2)
+def _checkpoint_recipe(content: Any) -> Any:
+    return within(content, "run", _run_with_old_recipe)
+
+
+@migration("configs", 2)
+def _configs_recipe(content: Any) -> Any:
+    return within(content, "saes", _with_old_recipe)
+
+
+@migration("result", 2)
+def _result_recipe(content: Any) -> Any:
+    return within(content, "sae", _with_old_recipe)
+
+
+@migration("synthetic", 2)
+def _synthetic_recipe(content: Any) -> Any:
+    return within(content, "saes", lambda sae: within(sae, "config", _with_old_recipe))
+
+
 @migration("cache", 1)
 def _cache(content: Any) -> Any:
     """cache.json: what the activations are."""

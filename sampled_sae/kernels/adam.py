@@ -1,4 +1,4 @@
-"""One pass over each parameter: projection, clipping, Adam, unit rows, and the 16-bit copy that the products read."""
+"""One pass over each parameter: projection, normalization, Adam, unit rows, and the products' 16-bit copy."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ from torch import Tensor
 from sampled_sae.kernels.encoder import padded_copy
 from sampled_sae.kernels.sparse import Rows
 from sampled_sae.method.config import OptimizerConfig
-from sampled_sae.method.parameters import Parameters
+from sampled_sae.method.parameters import LEAST_SHARE, Parameters, gradient_factor
+
+LEAST = tl.constexpr(LEAST_SHARE)
 
 
 @triton.jit
-def moved(w, mean, square, g, now, beta1, beta2, eps):
-    """Adam's new weight, mean and square."""
+def moved(w, mean, square, g, now, factor, beta1, beta2, eps, d, CAUTIOUS: tl.constexpr):
+    """Adam's new weight, mean and square. CAUTIOUS: for a row of d elements, see `training.optimizer`."""
     g *= tl.load(now + 2)
     mean += (1 - beta1) * (g - mean)
     square = beta2 * square + (1 - beta2) * g * g
-    return w - tl.load(now) * mean / (tl.sqrt(square) / tl.load(now + 1) + eps), mean, square
+    direction = mean
+    if CAUTIOUS:
+        agrees = mean * g > 0
+        share = tl.sum(agrees.to(tl.float32)) / d
+        part = tl.where(agrees, mean, 0.0) / tl.maximum(share, LEAST)
+        direction = tl.where(tl.max(tl.abs(g)) > 0, part, mean)
+    return w - tl.load(now) * factor * direction / (tl.sqrt(square) / tl.load(now + 1) + eps), mean, square
 
 
 @triton.jit
-def _adam_rows(W, mean, square, copy, G, slot, now, beta1, beta2, eps, d, stride,
-               UNIT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _adam_rows(W, mean, square, copy, G, slot, now, factor, beta1, beta2, eps, d, stride,
+               UNIT: tl.constexpr, CAUTIOUS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     j = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     at, inside = j * d + c, c < d
@@ -35,7 +43,7 @@ def _adam_rows(W, mean, square, copy, G, slot, now, beta1, beta2, eps, d, stride
     g = tl.load(G + row.to(tl.int64) * d + c, mask=c < tl.where(row >= 0, d, 0), other=0.0)
     if UNIT:
         g -= tl.sum(g * w) * w
-    w, m, s = moved(w, m, s, g, now, beta1, beta2, eps)
+    w, m, s = moved(w, m, s, g, now, factor, beta1, beta2, eps, d, CAUTIOUS)
     if UNIT:
         w = w / (tl.sqrt(tl.sum(w * w)) + 1.1920929e-07)
     tl.store(W + at, w, mask=inside)
@@ -45,11 +53,11 @@ def _adam_rows(W, mean, square, copy, G, slot, now, beta1, beta2, eps, d, stride
 
 
 @triton.jit
-def _adam_vector(w_at, mean, square, G, now, beta1, beta2, eps, n, BLOCK: tl.constexpr):
+def _adam_vector(w_at, mean, square, G, now, factor, beta1, beta2, eps, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
     w, m, s = tl.load(w_at + at, mask=inside), tl.load(mean + at, mask=inside), tl.load(square + at, mask=inside)
-    w, m, s = moved(w, m, s, tl.load(G + at, mask=inside), now, beta1, beta2, eps)
+    w, m, s = moved(w, m, s, tl.load(G + at, mask=inside), now, factor, beta1, beta2, eps, n, False)
     tl.store(w_at + at, w, mask=inside)
     tl.store(mean + at, m, mask=inside)
     tl.store(square + at, s, mask=inside)
@@ -68,7 +76,8 @@ class FusedAdam:
         self.W_enc, self.W_dec = (padded_copy(W, torch.bfloat16) for W in (weights.W_enc, weights.W_dec))
         self.updates = 0
         self.rate = torch.ones(3, device=weights.b_dec.device)
-        """[3]: learning rate over the mean's bias correction, root of the square's, and the gradient's clipping."""
+        """[3]: learning rate over the mean's bias correction, root of the square's, and the gradient's factor."""
+        self.parameters = sum(w.numel() for w in weights)
 
     def set_rate(self, lr: float) -> None:
         """Count one more update, at learning rate `lr`."""
@@ -77,35 +86,37 @@ class FusedAdam:
         self.rate[1].fill_((1 - self.config.beta2**self.updates) ** 0.5)
 
     def update(self, rows: Rows, b_dec: Tensor) -> Tensor:
-        """Gradient rows of both matrices and of b_enc, gradient of b_dec [d] -> gradient norm before clipping."""
+        """Gradient rows of both matrices and of b_enc, gradient of b_dec [d] -> gradient norm before it is scaled."""
         norm = (rows.energy + b_dec.square().sum()).clamp_min(0).sqrt()
-        self.rate[2].copy_((self.config.clip / (norm + 1e-6)).clamp(max=1.0))
-        W_enc, b_enc, W_dec, of_b_dec = self.moments
-        self._rows(self.weights.W_enc, *W_enc, self.W_enc, rows.W_enc, rows.slot, unit=False)
-        self._rows(self.weights.W_dec, *W_dec, self.W_dec, rows.W_dec, rows.slot, unit=True)
-        self._vector(self.weights.b_enc, *b_enc, rows.b_enc)
-        self._vector(self.weights.b_dec, *of_b_dec, b_dec)
+        self.rate[2].copy_(gradient_factor(norm, self.parameters, self.config))
+        self._rows("W_enc", self.W_enc, rows.W_enc, rows.slot, unit=False)
+        self._rows("W_dec", self.W_dec, rows.W_dec, rows.slot, unit=True)
+        self._vector("b_enc", rows.b_enc)
+        self._vector("b_dec", b_dec)
         return norm
 
-    def _numbers(self) -> tuple[Tensor, float, float, float]:
-        return self.rate, self.config.beta1, self.config.beta2, self.config.eps
+    def _numbers(self, name: str) -> tuple[Tensor, float, float, float, float]:
+        factor = float(getattr(self.config.rates, name))
+        return self.rate, factor, self.config.beta1, self.config.beta2, self.config.eps
 
-    def _rows(self, W: Tensor, mean: Tensor, square: Tensor, copy: Tensor, G: Tensor, slot: Tensor, unit: bool) -> None:
-        """Update W [m, d] by the gradient rows G [rows, d]; `slot` [m] is each latent's row (-1: zero gradient).
+    def _rows(self, name: str, copy: Tensor, G: Tensor, slot: Tensor, unit: bool) -> None:
+        """Update a matrix [m, d] by the gradient rows G [rows, d]; `slot` [m] is each latent's row (-1: zero gradient).
 
-        With `unit`, the gradient's part along W's unit rows is removed before, and rows are scaled to norm 1 after.
-        `copy` [m, stride] gets the new weights in its own type.
+        With `unit`, the gradient's part along the matrix's unit rows is removed before, and rows are scaled to norm 1
+        after. `copy` [m, stride] gets the new weights in its own type.
         """
+        W, moments = getattr(self.weights, name), self.moments[Parameters._fields.index(name)]
         m, d = W.shape
         block = triton.next_power_of_2(d)
         _adam_rows[(m,)](
-            W, mean, square, copy, G, slot, *self._numbers(), d, copy.shape[1],
-            UNIT=unit, BLOCK=block, num_warps=4 if block <= 2048 else 8,
+            W, *moments, copy, G, slot, *self._numbers(name), d, copy.shape[1],
+            UNIT=unit, CAUTIOUS=self.config.cautious, BLOCK=block, num_warps=4 if block <= 2048 else 8,
         )  # fmt: skip
 
-    def _vector(self, w: Tensor, mean: Tensor, square: Tensor, G: Tensor) -> None:
-        """Update the vector w [n] by the gradient G [n]."""
-        _adam_vector[(triton.cdiv(len(w), 1024),)](w, mean, square, G, *self._numbers(), len(w), BLOCK=1024)
+    def _vector(self, name: str, G: Tensor) -> None:
+        """Update a bias [n] by the gradient G [n]."""
+        w, moments = getattr(self.weights, name), self.moments[Parameters._fields.index(name)]
+        _adam_vector[(triton.cdiv(len(w), 1024),)](w, *moments, G, *self._numbers(name), len(w), BLOCK=1024)
 
     def state(self) -> dict[str, Tensor]:
         """Adam's moments and step count, with the names of `training.optimizer`; empty before the first step."""

@@ -181,23 +181,63 @@ class PoolConfig(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerConfig(Config):
-    """Adam, its learning rate over time, and clipping."""
+class Rates(Config):
+    """Factors of the learning rate, one for each tensor."""
 
-    lr: PositiveNumber = 3e-4
+    W_enc: PositiveNumber = 0.67
+    """Encoder."""
+    b_enc: PositiveNumber = 10.0
+    """Encoder bias."""
+    W_dec: PositiveNumber = 2.0
+    """Decoder; 2 to 3 is flat."""
+    b_dec: PositiveNumber = 0.1
+    """Decoder bias."""
+
+
+Clip = Annotated[float, Bound("must be positive (inf for no clipping)", lambda clip: clip > 0)]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerConfig(Config):
+    """Adam, its learning rate over time, and the scale of the gradient. docs/recipe.md has the measurements."""
+
+    # A rule for the rate would make this `PositiveNumber | None` and fill it in where a run knows its steps and its
+    # batch size: `training.optimizer.learning_rate` is the only reader.
+    lr: PositiveNumber = 1e-3
     """Peak learning rate."""
+    gradient: Literal["normalize", "clip"] = "normalize"
+    """normalize: scale the gradient of all n parameters to norm sqrt(n) at every step; clip: see `clip`."""
+    clip: Clip | None = None
+    """Largest norm of the gradient of all parameters, with gradient = clip."""
+    cautious: bool = True
+    """Matrices: skip the elements whose mean gradient has another sign than this step's gradient."""
     beta1: ShareBelowOne = 0.9
     """Adam's decay of the mean."""
-    beta2: ShareBelowOne = 0.999
+    beta2: ShareBelowOne = 0.99
     """Adam's decay of the square."""
     eps: Annotated[float, Bound("must be positive", lambda eps: eps > 0)] = 1e-8
     """Adam's guard against division by zero."""
-    clip: Annotated[float, Bound("must be positive (inf for no clipping)", lambda clip: clip > 0)] = 1.0
-    """Largest norm of the whole gradient."""
-    warmup_steps: Count = 1000
+    rates: Rates = field(default_factory=Rates)
+    """Factors of the learning rate, one for each tensor."""
+    warmup_steps: Count = 200
     """Linear warm-up from 0; in a short run never more than a fifth of the steps."""
-    decay: Share = 0.2
+    decay: Share = 0.8
     """Share of the steps at the end over which the rate falls linearly to 0."""
+
+    def check(self) -> None:
+        right = "gradient = 'clip' needs a norm, such as 1, and gradient = 'normalize' takes none"
+        require((self.gradient == "clip") == (self.clip is not None), "clip", self.clip, right)
+
+
+@dataclass(frozen=True, slots=True)
+class InitConfig(Config):
+    """Values of the weights before the first step. The biases begin at 0 and at the geometric median of the batch."""
+
+    decoder: Literal["random", "covariance"] = "random"
+    """Unit decoder rows. random: directions without regard to the data; covariance: drawn from N(0, C^(1/2)), with C
+    the covariance of the first batch."""
+    encoder_scale: PositiveNumber = 0.5
+    """W_enc = encoder_scale * W_dec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +288,8 @@ class SAEConfig(Config):
     """batch: the K*B largest values in the pool; token: the K largest of each token."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Adam and the learning rate."""
+    init: InitConfig = field(default_factory=InitConfig)
+    """Values of the weights before the first step."""
     auxk: AuxKConfig = field(default_factory=AuxKConfig)
     """Revival of dead latents."""
     threshold: ThresholdConfig = field(default_factory=ThresholdConfig)

@@ -1,4 +1,4 @@
-"""Start values: unit decoder rows, encoder tied to them, b_dec at the data's geometric median."""
+"""The weights: their values before the first step, the encoder's affine map, the scale of their gradients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from sampled_sae.method.config import InitConfig, OptimizerConfig
 
 
 class Parameters(NamedTuple):
@@ -28,19 +30,49 @@ def activations(x: Tensor, weights: Parameters, latents: Tensor | None = None) -
     return torch.addmm(weights.b_enc[some], x - weights.b_dec, weights.W_enc[some].T).relu_()
 
 
-def start_parameters(d: int, m: int, generator: torch.Generator, dtype: torch.dtype) -> Parameters:
-    """Random unit directions for the decoder, the same for the encoder, biases 0."""
+def start_parameters(
+    d: int, m: int, generator: torch.Generator, dtype: torch.dtype, encoder_scale: float = 1.0
+) -> Parameters:
+    """Random unit directions for the decoder, `encoder_scale` times the same for the encoder, biases 0."""
     # A linear layer's default initialization, which is uniform in +-1/sqrt(fan in); only directions survive.
     bound = 1 / math.sqrt(m)
     device = generator.device
     W_dec = torch.rand(m, d, generator=generator, device=device, dtype=dtype).mul_(2 * bound).sub_(bound)
     unit_rows_(W_dec)
     return Parameters(
-        W_enc=W_dec.clone(),
+        W_enc=W_dec * encoder_scale,
         b_enc=torch.zeros(m, device=device, dtype=dtype),
         W_dec=W_dec,
         b_dec=torch.zeros(d, device=device, dtype=dtype),
     )
+
+
+def fit_to_batch_(weights: Parameters, x: Tensor, config: InitConfig, generator: torch.Generator) -> None:
+    """What depends on the first batch x [B, d]: b_dec, and the decoder's directions if they follow the covariance."""
+    weights.b_dec.copy_(geometric_median(x))
+    if config.decoder == "covariance":
+        weights.W_dec.normal_(generator=generator)
+        weights.W_dec.copy_(weights.W_dec @ quarter_power(covariance(x)).to(weights.W_dec))
+        unit_rows_(weights.W_dec)
+        torch.mul(weights.W_dec, config.encoder_scale, out=weights.W_enc)
+
+
+def covariance(x: Tensor) -> Tensor:
+    """x [B, d] -> [d, d], in 32 bits or more."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    centered = wide - wide.mean(0)
+    return centered.T @ centered / len(x)
+
+
+EIGENVALUE_FLOOR = 1e-6
+"""Smallest eigenvalue of a covariance, relative to the mean: a batch of few tokens leaves directions without any."""
+
+
+def quarter_power(C: Tensor) -> Tensor:
+    """C^(1/4) of a covariance [d, d]. Rows g C^(1/4) of standard normal rows g have the covariance C^(1/2)."""
+    values, vectors = torch.linalg.eigh(C if C.device.type in ("cpu", "cuda") else C.cpu())
+    floor = EIGENVALUE_FLOOR * values.mean() + torch.finfo(C.dtype).tiny
+    return (vectors * values.maximum(floor).pow(0.25)) @ vectors.T
 
 
 def unit_rows_(W: Tensor) -> Tensor:
@@ -58,3 +90,18 @@ def geometric_median(x: Tensor, rounds: int = 100, tolerance: float = 1e-5) -> T
         if torch.linalg.vector_norm(guess - previous) < tolerance:
             break
     return guess
+
+
+LEAST_SHARE = 0.1
+"""Cautious steps: the elements that move take at most 1/0.1 times Adam's step."""
+
+
+def gradient_factor(norm: Tensor, parameters: int, config: OptimizerConfig) -> Tensor:
+    """Factor [] of a gradient with this norm [] over so many parameters.
+
+    Normalized, the elements have a root mean square of 1, so that Adam's eps is far below them. A gradient of zeros
+    stays zero, and one that is not finite still shows in the weights.
+    """
+    if config.clip is not None:
+        return (config.clip / (norm + 1e-6)).clamp(max=1.0)
+    return torch.where(norm > 0, math.sqrt(parameters) / norm, 0)

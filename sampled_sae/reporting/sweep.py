@@ -60,7 +60,7 @@ BASE = "batchtopk"
 GROUPS = (BASE, "topk", "l2", "squared_l2", "entropy", "uniform", "released", "annealed")
 """The order of rows."""
 ORIGIN = ("text", "context_size", "prepend_bos", "skip_first")
-TRAINING = ("steps", "batch_size", "normalize")
+TRAINING = ("steps", "batch_size", "input_norm")
 FREE = ("seed", "name")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from sampled_sae import kernels
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import SAEConfig
-from sampled_sae.method.parameters import Parameters, geometric_median, start_parameters
+from sampled_sae.method.parameters import Parameters, fit_to_batch_, start_parameters
 from sampled_sae.method.pools import churn
 from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Selection
@@ -79,7 +79,7 @@ class Learner:
         self.config, self.steps, m = config, steps, config.d_sae
         get_score(config.pool.score)  # an unknown name is an error now, not at the first step
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.weights = start_parameters(d_in, m, self.generator, dtype)
+        self.weights = start_parameters(d_in, m, self.generator, dtype, config.init.encoder_scale)
         self.path = open_path(self.weights, config, steps, self.generator)
         self.tokens_seen = 0
         self.tokens_since_fired = torch.zeros(m, dtype=torch.long, device=device)
@@ -93,7 +93,8 @@ class Learner:
         """One optimizer step on x [batch, d_in]; `step` counts from 0. `measure` costs a little time."""
         config = self.config
         if step == 0:
-            self.weights.b_dec.copy_(geometric_median(x))
+            fit_to_batch_(self.weights, x, config.init, self.generator)
+            self.path.load_state({})  # it may keep copies of the weights
         selection = self.path.select(x, step, self.pool)
         pool_churn = churn(selection.pool, self.pool) if measure else None
         self.pool.copy_(selection.pool)

@@ -1,4 +1,4 @@
-"""From gradients to new weights: projection, clipping, Adam, unit rows, and the learning rate over time."""
+"""From gradients to new weights: projection, normalization, Adam, unit rows, and the learning rate over time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.method.config import OptimizerConfig
-from sampled_sae.method.parameters import Parameters, unit_rows_
+from sampled_sae.method.parameters import LEAST_SHARE, Parameters, gradient_factor, unit_rows_
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
@@ -26,11 +26,33 @@ def remove_parallel_(gradient: Tensor, W: Tensor) -> None:
     gradient.addcmul_(along, W, value=-1)
 
 
-def clip_(gradients: Parameters, limit: float) -> Tensor:
-    """Scale all gradients so that their common norm is at most `limit`; returns the norm before."""
+def scale_(gradients: Parameters, config: OptimizerConfig) -> Tensor:
+    """Normalize all gradients together, or clip them, in place; returns their common norm before."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
-    torch._foreach_mul_(list(gradients), (limit / (norm + 1e-6)).clamp(max=1.0))
+    torch._foreach_mul_(list(gradients), gradient_factor(norm, sum(g.numel() for g in gradients), config))
     return norm
+
+
+ROWS_AT_ONCE = 1024
+"""Rows that a cautious step handles at a time, so that its working copies stay small."""
+
+
+def cautious_adam_(
+    W: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, updates: int, lr: float, config: OptimizerConfig
+) -> None:
+    """Adam's step number `updates` (from 1) for W [m, d] in place, of which each row takes only a part.
+
+    The elements of a row whose new mean has the gradient's sign move, by Adam's step over their share of the row (at
+    least `LEAST_SHARE`); the others stay. A row whose gradient is zero moves by Adam's step.
+    """
+    mean_rest, square_rest = 1 - config.beta1**updates, 1 - config.beta2**updates
+    for w, g, m, s in zip(*(tensor.split(ROWS_AT_ONCE) for tensor in (W, gradient, mean, square)), strict=True):
+        m.lerp_(g, 1 - config.beta1)
+        s.mul_(config.beta2).addcmul_(g, g, value=1 - config.beta2)
+        agrees = (m * g > 0).to(w.dtype)
+        part = agrees.div_(agrees.mean(dim=1, keepdim=True).clamp_min_(LEAST_SHARE))
+        part.masked_fill_(~g.any(dim=1, keepdim=True), 1)
+        w.addcdiv_(part.mul_(m), (s / square_rest).sqrt_().add_(config.eps), value=-lr / mean_rest)
 
 
 class Optimizer:
@@ -39,23 +61,43 @@ class Optimizer:
     def __init__(self, weights: Parameters, config: OptimizerConfig):
         self.weights = weights
         self.config = config
+        self.updates = 0
         fused = weights.W_dec.device.type in ("cpu", "cuda")
         self.adam = torch.optim.Adam(
-            list(weights), lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused
+            [{"params": [weight]} for weight in weights],
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            fused=fused,
         )
 
     def update(self, gradients: Parameters, lr: float) -> Tensor:
-        """One step in place; returns the gradient's norm before clipping."""
+        """One step in place; returns the gradient's norm before it was scaled."""
         remove_parallel_(gradients.W_dec, self.weights.W_dec)
-        norm = clip_(gradients, self.config.clip)
-        self.adam.param_groups[0]["lr"] = lr
-        for weight, gradient in zip(self.weights, gradients, strict=True):
-            weight.grad = gradient
+        norm = scale_(gradients, self.config)
+        self.updates += 1
+        for group, name, weight, gradient in zip(
+            self.adam.param_groups, Parameters._fields, self.weights, gradients, strict=True
+        ):
+            group["lr"] = lr * getattr(self.config.rates, name)
+            if self.config.cautious and weight.ndim == 2:
+                self._cautious(weight, gradient, group["lr"])
+            else:
+                weight.grad = gradient
         self.adam.step()
         for weight in self.weights:
             weight.grad = None
         unit_rows_(self.weights.W_dec)
         return norm
+
+    def _cautious(self, W: Tensor, gradient: Tensor, lr: float) -> None:
+        """A cautious step of one matrix, whose moments lie where torch's Adam has those of the biases."""
+        state = self.adam.state[W]
+        if not state:
+            step = torch.zeros((), device=W.device if W.device.type == "cuda" else "cpu")
+            state.update(step=step, exp_avg=torch.zeros_like(W), exp_avg_sq=torch.zeros_like(W))
+        state["step"] += 1
+        cautious_adam_(W, gradient, state["exp_avg"], state["exp_avg_sq"], self.updates, lr, self.config)
 
     def state(self) -> dict[str, Tensor]:
         """Adam's moments and step count by name; empty before the first step."""
@@ -70,6 +112,7 @@ class Optimizer:
         for name, weight in zip(Parameters._fields, self.weights, strict=True):
             own = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
             if own:
+                self.updates = int(own["step"])
                 self.adam.state[weight] = {
                     "step": own["step"].cpu() if weight.device.type == "cpu" else own["step"].to(weight.device),
                     "exp_avg": own["exp_avg"].to(weight.device),

@@ -26,6 +26,9 @@ from sampled_sae.utils.files import remove_leftovers
 from sampled_sae.utils.system import git_commit, versions
 
 
+InputNorm = Literal["sqrt_d_in", "one", "none"]
+
+
 @dataclass(frozen=True, slots=True)
 class TrainConfig(Config):
     """Settings that all SAEs of a run share."""
@@ -36,8 +39,8 @@ class TrainConfig(Config):
     """Tokens per step."""
     seed: Seed = 0
     """Seed of the data order, and of each SAE without a seed of its own."""
-    normalize: bool = True
-    """Train on x/c with c the root mean square norm of x; saved SAEs take raw activations all the same."""
+    input_norm: InputNorm = "sqrt_d_in"
+    """Root mean square norm to which the inputs are scaled in training; saved SAEs take raw activations all the same."""
     heldout_tokens: Positive = 65_536
     """Tokens kept out of training to measure c and to calibrate the threshold; at most a tenth of a tensor."""
     log_every: Positive = 50
@@ -168,8 +171,8 @@ class Run:
                 raise UserError(f"{where} does not fit this run ({type(error).__name__}: {error})") from None
             self.restored = None  # its memory is free again
             self.say(f"resumed at step {self.step}")
-        elif self.shared.normalize:
-            self.scale = input_scale(x)
+        else:
+            self.scale = input_scale(x, self.shared.input_norm)
         self.first, self.begun = self.step, time.monotonic()
         if self.out is not None and not (self.out / "run.json").exists():
             self._record(finished=False)
@@ -331,11 +334,11 @@ def fingerprint(x: Tensor) -> str:
     return hashlib.sha256(x[:256].float().cpu().numpy().tobytes()).hexdigest()[:16]
 
 
-def input_scale(x: Tensor) -> float:
-    """c = root mean square norm of the rows of x [n, d_in]."""
-    if not len(x):
+def input_scale(x: Tensor, norm: InputNorm) -> float:
+    """c such that the rows of x / c, for x [n, d_in], have the given root mean square norm; 1 for no rows."""
+    if norm == "none" or not len(x):
         return 1.0
     c = float(x.double().square().sum(dim=1).mean().sqrt())
     if c == 0:
         raise UserError("activations are all zero: there is nothing to train on")
-    return c
+    return c / math.sqrt(x.shape[1]) if norm == "sqrt_d_in" else c

@@ -58,7 +58,7 @@ WEIGHTS = "sae_weights.safetensors"
 ORIGIN = ("model_name", "hook_name", "layer", "text", "context_size", "prepend_bos", "skip_first")
 """Metadata about the activations, equal for the seeds of one configuration."""
 UNKNOWN = Liveness(None, "not known which latents fire")
-TRAINING = ("steps", "batch_size", "normalize")
+TRAINING = ("steps", "batch_size", "input_norm")
 
 
 @dataclass(frozen=True)
