@@ -14,24 +14,25 @@ import tyro
 from sampled_sae.cli.cache import Collect, Source
 from sampled_sae.config import PositiveNumber, read_file
 from sampled_sae.experiments.stages import words
-from sampled_sae.method.config import AuxKConfig, OptimizerConfig, SAEConfig, ThresholdConfig
-from sampled_sae.method.presets import parse_methods
+from sampled_sae.method.config import AuxKConfig, InitConfig, OptimizerConfig, SAEConfig, ThresholdConfig
+from sampled_sae.method.presets import DEFAULT_METHODS, PAPER_INIT, PAPER_OPTIMIZER, parse_methods
 from sampled_sae.sae import SAE
+from sampled_sae.training.run import InputNorm
 from sampled_sae.utils.errors import UserError
 
-IN_CONFIGS = ("d_sae", "k", "methods", "optimizer", "auxk", "threshold")
+IN_CONFIGS = ("d_sae", "k", "methods", "optimizer", "init", "auxk", "threshold")
 """Settings that a file of configurations contains."""
 
 
-SHARED = ("batch_size", "normalize", "heldout_tokens", "log_every", "checkpoint_every", "log_to")
+SHARED = ("batch_size", "input_norm", "heldout_tokens", "log_every", "checkpoint_every", "log_to")
 """Settings that all SAEs of a run share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer(OptimizerConfig):
-    """Adam, its learning rate over time, and clipping."""
+    """Adam, its learning rate over time, and the scale of the gradient."""
 
-    lr: Annotated[PositiveNumber, tyro.conf.arg(aliases=("--lr",))] = 3e-4
+    lr: Annotated[PositiveNumber, tyro.conf.arg(aliases=("--lr",))] = OptimizerConfig().lr
     """Peak learning rate."""
 
 
@@ -53,7 +54,7 @@ class Train:
     """Latents of each SAE."""
     k: int = 32
     """Mean active latents per token."""
-    methods: tuple[str, ...] = ("batchtopk",)
+    methods: tuple[str, ...] = DEFAULT_METHODS
     """Methods: batchtopk, topk, topk_then_batchtopk, sampled, released, annealed, each with parameters after a colon;
     `/` separates alternatives, as in sampled:score=l2/entropy,l=5/30."""
     seeds: tuple[int, ...] = (0,)
@@ -64,8 +65,8 @@ class Train:
     """Tokens per step."""
     heldout_tokens: int = 65_536
     """Tokens kept out of training to measure the input's scale and to calibrate the threshold."""
-    normalize: bool = True
-    """Scale the input to unit root mean square norm while training."""
+    input_norm: InputNorm = "sqrt_d_in"
+    """Root mean square norm that the inputs are scaled to in training; saved SAEs take raw activations all the same."""
     log_every: int = 50
     """Steps between two lines of the log."""
     checkpoint_every: int = 1000
@@ -82,6 +83,7 @@ class Train:
     """Python files that register custom scores."""
     collect: Annotated[Collect, tyro.conf.arg(name="")] = field(default_factory=Collect)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    init: InitConfig = field(default_factory=InitConfig)
     auxk: AuxKConfig = field(default_factory=AuxKConfig)
     threshold: ThresholdConfig = field(default_factory=ThresholdConfig)
 
@@ -132,7 +134,7 @@ class Train:
                 raise UserError(f"{self.configs}: must hold a list of SAE configurations")
             return [SAEConfig.from_dict(item, f"{self.configs}: saes[{i}]") for i, item in enumerate(plain)]
         shared: dict[str, Any] = {"optimizer": OptimizerConfig.from_dict(self.optimizer.to_dict())}
-        shared |= {"auxk": self.auxk, "threshold": self.threshold}
+        shared |= {"init": self.init, "auxk": self.auxk, "threshold": self.threshold}
         return parse_methods(self.methods, d_sae=self.d_sae, k=self.k, seeds=self.seeds, **shared)
 
     def refuse_unused(self) -> None:
@@ -191,6 +193,9 @@ PAPER = Train(
     d_sae=65_536,
     k=60,
     methods=("batchtopk", f"sampled:score={SCORES},l={MULTIPLIERS}"),
+    input_norm="one",
+    optimizer=Optimizer.from_dict(PAPER_OPTIMIZER.to_dict()),
+    init=PAPER_INIT,
     collect=Collect(
         model="EleutherAI/pythia-160m-deduped",
         layer=(6,),

@@ -106,6 +106,7 @@ class Paper:
         names = ["all"] if len(runs) == 1 else [f"part-{number}" for number in range(1, len(runs) + 1)]
         collected = {name: getattr(scale, name) for name in ("context", "buffer_tokens", "high_norm_factor")}
         common = {name: getattr(scale, name) for name in ("tokens", "batch_size", "heldout_tokens", "checkpoint_every")}
+        common["input_norm"] = "one"  # as `scale.saes()` has the paper's recipe
 
         def run() -> None:
             from sampled_sae.utils.files import make_folder, write_json

@@ -12,7 +12,7 @@ from sampled_sae.evals.core.schema import CoreConfig
 from sampled_sae.evals.probing.schema import ProbingConfig
 from sampled_sae.evals.similarity.members import SimilarityConfig
 from sampled_sae.method import presets
-from sampled_sae.method.config import AuxKConfig, OptimizerConfig, SAEConfig
+from sampled_sae.method.config import AuxKConfig, SAEConfig
 from sampled_sae.method.scores import get_score
 from sampled_sae.utils.cost import Shape
 
@@ -103,10 +103,7 @@ class Scale(Config):
 
     def saes(self) -> list[SAEConfig]:
         """The sweep with the first seed, then the other seeds of what is compared across seeds."""
-        common: dict[str, Any] = {
-            "optimizer": OptimizerConfig(lr=self.lr),
-            "auxk": AuxKConfig(dead_after=self.dead_after),
-        }
+        common: dict[str, Any] = {**presets.paper_recipe(self.lr), "auxk": AuxKConfig(dead_after=self.dead_after)}
         base = presets.batchtopk(self.d_sae, self.k, **common)
         pools = {
             (get_score(score).name, l): presets.sampled(self.d_sae, self.k, get_score(score).name, l, **common)

@@ -42,8 +42,9 @@ class Cell:
 
 def grid(experiment: Experiment) -> list[Cell]:
     """BatchTopK, TopK, the scores at several l, released and annealed pools; more if `extended`."""
+    init = presets.PAPER_INIT
     cells = [
-        replace(cell, config=replace(cell.config, optimizer=experiment.optimizer, auxk=experiment.auxk))
+        replace(cell, config=replace(cell.config, optimizer=experiment.optimizer, init=init, auxk=experiment.auxk))
         for cell in family(experiment)
     ]
     if experiment.extended:
@@ -125,7 +126,7 @@ class Experiment:
     """Their pool multipliers l."""
     heldout: int = 65_536
     """Fresh samples on which every SAE is measured."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: OptimizerConfig = presets.PAPER_OPTIMIZER
     """Adam and the learning rate."""
     auxk: AuxKConfig = field(default_factory=AuxKConfig)
     """Revival of dead latents."""
@@ -147,7 +148,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         steps=800,
         batch_size=1024,
         heldout=16_384,
-        optimizer=OptimizerConfig(lr=3e-3),
+        optimizer=replace(presets.PAPER_OPTIMIZER, lr=3e-3),
         auxk=AuxKConfig(dead_after=500_000),
     ),
     # The paper's words: a fixed set of 10,000 samples and the real experiment's training table.
@@ -224,7 +225,7 @@ def run(
         resume=resume,
         device=place,
         heldout=data.batch(0, experiment.heldout, split="heldout"),
-        normalize=experiment.normalize,
+        input_norm="one" if experiment.normalize else "none",
         log_every=max(1, experiment.steps // 100),
         checkpoint_every=max(1, experiment.steps // 5),
         progress=progress,

@@ -16,9 +16,11 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from sampled_sae.method.config import (
     Annealed,
     Fraction,
+    InitConfig,
     Multiplier,
     OptimizerConfig,
     PoolConfig,
+    Rates,
     Released,
     SAEConfig,
     Scope,
@@ -100,6 +102,30 @@ def annealed(
     """A pool that grows from a share of the latents to all of them."""
     pool = PoolConfig(score=score, size=Fraction(fraction), schedule=Annealed(until))
     return _made(d_sae, k, pool, lr, settings)
+
+
+DEFAULT_METHODS = ("topk_then_batchtopk",)
+"""Method specs that are trained unless others are named."""
+
+PAPER_OPTIMIZER = OptimizerConfig(
+    lr=3e-4,
+    gradient="clip",
+    clip=1.0,
+    cautious=False,
+    beta2=0.999,
+    rates=Rates(W_enc=1, b_enc=1, W_dec=1, b_dec=1),
+    warmup_steps=1000,
+    decay=0.2,
+)
+PAPER_INIT = InitConfig(decoder="random", encoder_scale=1)
+
+
+def paper_recipe(lr: float = 3e-4) -> dict[str, Any]:
+    """Settings of `SAEConfig` for the paper's training, which is that of dictionary_learning: `topk(48, 4, **this)`.
+
+    It belongs to inputs of norm 1: `train(..., input_norm="one")`.
+    """
+    return {"optimizer": replace(PAPER_OPTIMIZER, lr=lr), "init": PAPER_INIT}
 
 
 def _made(d_sae: int, k: int, pool: PoolConfig, lr: float | None, settings: dict[str, Any]) -> SAEConfig:

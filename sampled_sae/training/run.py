@@ -25,7 +25,6 @@ from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import remove_leftovers
 from sampled_sae.utils.system import git_commit, versions
 
-
 InputNorm = Literal["sqrt_d_in", "one", "none"]
 
 
@@ -40,7 +39,7 @@ class TrainConfig(Config):
     seed: Seed = 0
     """Seed of the data order, and of each SAE without a seed of its own."""
     input_norm: InputNorm = "sqrt_d_in"
-    """Root mean square norm to which the inputs are scaled in training; saved SAEs take raw activations all the same."""
+    """Root mean square norm that the inputs are scaled to in training; saved SAEs take raw activations all the same."""
     heldout_tokens: Positive = 65_536
     """Tokens kept out of training to measure c and to calibrate the threshold; at most a tenth of a tensor."""
     log_every: Positive = 50

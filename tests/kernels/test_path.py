@@ -130,7 +130,7 @@ def test_updates_are_those_of_the_plain_path(name):
 
 
 def test_a_gradient_is_clipped_to_its_limit():
-    config = presets.batchtopk(M, K, optimizer=OptimizerConfig(clip=1e-4), auxk=AuxKConfig(alpha=0))
+    config = presets.batchtopk(M, K, optimizer=OptimizerConfig(gradient="clip", clip=1e-4), auxk=AuxKConfig(alpha=0))
     weights, x = weights_and_batch(16)
     path = FastPath(weights, config, 10, torch.Generator(DEVICE))
     selection = path.select(x, 0, torch.ones(M, dtype=torch.bool, device=DEVICE))

@@ -28,7 +28,7 @@ ALL = [
     ss.released(64, 4, name="mine"),
     ss.annealed(64, 4, until=0.5),
     SAEConfig(64, 4, pool=PoolConfig("l1", Size(9), scope=Scope(tokens=8)), cut="token"),
-    ss.batchtopk(np.int64(64), 4, optimizer=OptimizerConfig(lr=np.float32(0.5), clip=float("inf"))),
+    ss.batchtopk(np.int64(64), 4, optimizer=OptimizerConfig(lr=np.float32(0.5), gradient="clip", clip=float("inf"))),
 ]
 
 

@@ -30,9 +30,9 @@ def test_specs_are_presets_with_grids_of_parameters():
 
 
 def test_a_spec_has_precedence_over_shared_settings():
-    optimizer = ss.OptimizerConfig(lr=1e-3, clip=2)
+    optimizer = ss.OptimizerConfig(lr=1e-3, eps=1e-6)
     (made,) = parse_methods(["topk:lr=0.01,k=8"], d_sae=48, k=4, optimizer=optimizer)
-    assert made == ss.topk(48, 8, optimizer=ss.OptimizerConfig(lr=0.01, clip=2))
+    assert made == ss.topk(48, 8, optimizer=ss.OptimizerConfig(lr=0.01, eps=1e-6))
     assert parse_methods(["topk:lr=0.01"], d_sae=48, k=4, lr=0.1) == [ss.topk(48, 4, lr=0.01)]
 
 
