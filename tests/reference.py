@@ -1,12 +1,16 @@
-"""The specification: one training step's loss in plain dense torch, for autograd to differentiate.
+"""The specification: one training step's loss in plain dense torch, for autograd to differentiate, and its optimizer.
 
 Short and slow on purpose. The trainer takes the sparse path (`step.py`); tests prove it equal to this.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from sampled_sae.method.config import OptimizerConfig
 
 
 def activations(x: Tensor, W_enc: Tensor, b_enc: Tensor, b_dec: Tensor) -> Tensor:
@@ -51,3 +55,37 @@ def auxk_loss(x: Tensor, x_hat: Tensor, z: Tensor, dead: Tensor, W_dec: Tensor, 
     codes = torch.zeros_like(z).scatter(1, top.indices, top.values)
     variance = (error - error.mean(0)).square().sum(-1).mean()
     return ((error - codes @ W_dec).square().sum(-1).mean() / variance).nan_to_num(0.0)
+
+
+class Adam:
+    """The optimizer over W_enc, b_enc, W_dec, b_dec: its weights and moments, changed by `step`."""
+
+    def __init__(self, weights: Sequence[Tensor], config: OptimizerConfig):
+        self.config, self.weights = config, [w.double().clone() for w in weights]
+        self.means = [torch.zeros_like(w) for w in self.weights]
+        self.squares = [torch.zeros_like(w) for w in self.weights]
+        self.updates = 0
+
+    def step(self, gradients: Sequence[Tensor], lr: float) -> None:
+        """One update by gradients of the loss, at this learning rate."""
+        config, W_dec = self.config, self.weights[2]
+        self.updates += 1
+        g_enc, g_b_enc, g_dec, g_b_dec = (g.double() for g in gradients)
+        g_dec = g_dec - (g_dec * W_dec).sum(1, keepdim=True) * W_dec
+        parts = [g_enc, g_b_enc, g_dec, g_b_dec]
+        norm = torch.cat([g.flatten() for g in parts]).norm()
+        limit = sum(g.numel() for g in parts) ** 0.5 if config.gradient == "normalize" else min(config.clip, norm)
+        rates = (config.rates.W_enc, config.rates.b_enc, config.rates.W_dec, config.rates.b_dec)
+        for i, (g, rate) in enumerate(zip(parts, rates, strict=True)):
+            g = g * limit / norm
+            self.means[i] = config.beta1 * self.means[i] + (1 - config.beta1) * g
+            self.squares[i] = config.beta2 * self.squares[i] + (1 - config.beta2) * g**2
+            mean = self.means[i] / (1 - config.beta1**self.updates)
+            if config.cautious and g.ndim == 2:
+                for row in range(len(g)):
+                    if g[row].any():
+                        agrees = mean[row] * g[row] > 0
+                        mean[row] *= agrees / max(float(agrees.double().mean()), 0.1)
+            root = (self.squares[i] / (1 - config.beta2**self.updates)).sqrt()
+            self.weights[i] = self.weights[i] - lr * rate * mean / (root + config.eps)
+        self.weights[2] = self.weights[2] / self.weights[2].norm(dim=1, keepdim=True)

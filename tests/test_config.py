@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +13,8 @@ import pytest
 
 from sampled_sae import config as config_module
 from sampled_sae.config import (
+    OLD_INIT,
+    OLD_OPTIMIZER,
     Config,
     Count,
     Distinct,
@@ -30,6 +32,8 @@ from sampled_sae.config import (
     versioned,
     write_file,
 )
+from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.presets import PAPER_INIT, PAPER_OPTIMIZER, paper_recipe
 from sampled_sae.utils.errors import UserError
 
 
@@ -232,7 +236,37 @@ def test_names_of_version_0_are_renamed():
         upgraded("configs", [old], "")["saes"][0],
         upgraded("result", {"sae": old}, "")["sae"],
     ):
-        assert found == {"d_sae": 8, "k": 2}
+        assert found == {"d_sae": 8, "k": 2, "optimizer": OLD_OPTIMIZER, "init": OLD_INIT}
     assert upgraded("run", {"source": {"max_norm": 10.0}}, "")["source"] == {"high_norm_factor": 10.0}
     for damaged in ({"config": None}, {"config": [3]}, {"config": {"saes": 3}}, {"source": []}):
         assert upgraded("run", damaged, "") == damaged
+
+
+def test_settings_of_version_1_keep_the_recipe_of_that_time():
+    """What they leave out had other defaults; what they name stays."""
+    config = {"d_sae": 8, "k": 2, "optimizer": {"lr": 0.01, "clip": "inf"}}
+    assert SAEConfig.from_dict({"d_sae": 8, "k": 2}) != SAEConfig(8, 2, **paper_recipe())
+    old = replace(PAPER_OPTIMIZER, lr=0.01, clip=math.inf)
+    for found in (
+        upgraded("sae", {"format_version": 1, "config": config}, "")["config"],
+        upgraded("run", {"format_version": 1, "config": {"saes": [config]}}, "")["config"]["saes"][0],
+        upgraded("checkpoint", {"format_version": 1, "run": {"saes": [config]}}, "")["run"]["saes"][0],
+        upgraded("configs", {"format_version": 1, "saes": [config]}, "")["saes"][0],
+        upgraded("result", {"format_version": 1, "sae": config}, "")["sae"],
+    ):
+        assert SAEConfig.from_dict(found) == SAEConfig(8, 2, optimizer=old, init=PAPER_INIT)
+    [bare] = upgraded("configs", [{"d_sae": 8, "k": 2}], "")["saes"]
+    assert SAEConfig.from_dict(bare) == SAEConfig(8, 2, **paper_recipe())
+    whole = SAEConfig(8, 2).to_dict()
+    assert upgraded("configs", [whole], "")["saes"] == [whole]
+    [new] = upgraded("configs", {"format_version": 2, "saes": [{"d_sae": 8, "k": 2}]}, "")["saes"]
+    assert SAEConfig.from_dict(new) == SAEConfig(8, 2)
+
+
+@pytest.mark.parametrize(("normalize", "norm"), [(True, "one"), (False, "none")])
+def test_normalize_of_version_1_is_the_input_norm(normalize, norm):
+    old, new = {"steps": 3, "normalize": normalize}, {"steps": 3, "input_norm": norm}
+    assert upgraded("run", {"config": {"train": old}}, "")["config"]["train"] == new
+    assert upgraded("checkpoint", {"run": {"train": old}}, "")["run"]["train"] == new
+    assert upgraded("sae", {"metadata": {"training": old}}, "")["metadata"]["training"] == new
+    assert upgraded("sae", {"metadata": {"training": new}}, "")["metadata"]["training"] == new

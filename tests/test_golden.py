@@ -34,8 +34,15 @@ def rows() -> torch.Tensor:
 def test_an_old_checkpoint_continues_to_the_old_weights(golden):
     record = read_file(golden / "unfinished" / "run.json", "run")
     configs = [SAEConfig.from_dict(plain) for plain in record["config"]["saes"]]
-    settings = {"steps": 60, "batch_size": 200, "device": "cpu", "progress": False, "log_every": 10}
-    ss.train(rows(), configs, out=golden / "unfinished", resume=True, **settings)
+    settings = {
+        "steps": 60,
+        "batch_size": 200,
+        "device": "cpu",
+        "progress": False,
+        "input_norm": "one",
+        "log_every": 10,
+    }
+    ss.train(rows(), configs, out=golden / "unfinished", resume=True, log_every=10, **settings)
     for config in configs:
         mine, old = (ss.SAE.load(golden / run / "saes" / str(config.name)) for run in ("unfinished", "finished"))
         for name in ("W_enc", "b_enc", "W_dec", "b_dec", "threshold"):
@@ -45,7 +52,7 @@ def test_an_old_checkpoint_continues_to_the_old_weights(golden):
 def test_a_finished_run_is_returned_as_it_is(golden):
     record = read_file(golden / "finished" / "run.json", "run")
     configs = [SAEConfig.from_dict(plain) for plain in record["config"]["saes"]]
-    settings = {"steps": 60, "batch_size": 200, "device": "cpu", "progress": False}
+    settings = {"steps": 60, "batch_size": 200, "device": "cpu", "progress": False, "input_norm": "one"}
     saes = ss.train(rows(), configs, out=golden / "finished", resume=True, **settings)
     assert len(saes) == 7 and all(sae.d_sae == 48 and sae.d_in == 16 for sae in saes)
 

@@ -9,9 +9,11 @@ from sampled_sae.method.config import (
     Constant,
     Everything,
     Fraction,
+    InitConfig,
     Multiplier,
     OptimizerConfig,
     PoolConfig,
+    Rates,
     SAEConfig,
     Scope,
     Size,
@@ -85,9 +87,21 @@ def test_bad_settings_name_field_value_and_what_is_right(make, line):
     assert "\n" not in str(caught.value)
 
 
-def test_defaults_are_batchtopk_and_the_papers_training_table():
+def test_defaults_are_batchtopk_and_the_recipe():
+    """docs/recipe.md; a change here changes every run that names no settings."""
     config = SAEConfig(65_536, 60)
+    assert config.optimizer == OptimizerConfig(
+        lr=1e-3,
+        gradient="normalize",
+        cautious=True,
+        beta1=0.9,
+        beta2=0.99,
+        eps=1e-8,
+        rates=Rates(W_enc=0.67, b_enc=10, W_dec=2, b_dec=0.1),
+        warmup_steps=200,
+        decay=0.8,
+    )
+    assert config.init == InitConfig(decoder="random", encoder_scale=0.5)
     assert config.pool == PoolConfig("l2", Everything(), "top", Scope(), Constant(), 1)
-    assert (config.optimizer.lr, config.optimizer.warmup_steps, config.optimizer.clip) == (3e-4, 1000, 1.0)
     assert (config.auxk.alpha, config.threshold.beta, config.threshold.start_step) == (1 / 32, 0.999, 1000)
     assert Annealed().until == 1

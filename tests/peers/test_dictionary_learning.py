@@ -1,13 +1,15 @@
 """Our training step against dictionary_learning's: same start, same batches. Runs in that peer's environment."""
 
 import copy
+from dataclasses import replace
 
 import torch
 from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer
 
 from sampled_sae import batchtopk
-from sampled_sae.method.config import AuxKConfig, OptimizerConfig, ThresholdConfig
+from sampled_sae.method.config import AuxKConfig, ThresholdConfig
 from sampled_sae.method.parameters import Parameters
+from sampled_sae.method.presets import PAPER_INIT, PAPER_OPTIMIZER
 from sampled_sae.training.learner import Learner
 from sampled_sae.training.optimizer import learning_rate
 
@@ -41,7 +43,8 @@ def both() -> tuple[BatchTopKTrainer, Learner]:
     config = batchtopk(
         M,
         K,
-        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5, decay=0.2),
+        optimizer=replace(PAPER_OPTIMIZER, lr=1e-3, warmup_steps=5),
+        init=PAPER_INIT,
         auxk=AuxKConfig(dead_after=DEAD_AFTER),
         threshold=ThresholdConfig(start_step=5),
     )

@@ -90,7 +90,7 @@ def write_sae(
     training = {
         "steps": 10,
         "batch_size": 8,
-        "normalize": True,
+        "input_norm": "sqrt_d_in",
         "seed": 0,
         "dead": 0.25,
         "ever_pooled": 0.9,
