@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from sampled_sae.config import first_difference
+from sampled_sae.config import OLD_INIT, OLD_OPTIMIZER, first_difference
 from sampled_sae.training import checkpoint
 from sampled_sae.training.checkpoint import Checkpoint
 from sampled_sae.utils.errors import UserError
@@ -75,7 +75,7 @@ def test_any_change_is_found_and_the_one_before_is_taken(damage, tmp_path):
 
 def test_a_checkpoint_without_checksums_has_its_step_and_names_checked(tmp_path):
     """Version 0 had no checksums: what can be checked is."""
-    run = {"saes": [{"name": "a"}, {"name": "b"}]}
+    run = {"saes": [{"name": name, "optimizer": OLD_OPTIMIZER, "init": OLD_INIT} for name in "ab"]}
     for step in (1, 2):
         states = {name: {"w": torch.zeros(3)} for name in "ab"}
         folder = checkpoint.save(tmp_path, Checkpoint(step, run, states, {}))

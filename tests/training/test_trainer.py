@@ -63,10 +63,11 @@ def test_seeds_matter_and_repeat(activations):
     assert not same_weights(a, b)
 
 
-def test_saved_on_raw_activations_equals_trained_on_scaled_ones(activations, tmp_path):
+@pytest.mark.parametrize(("input_norm", "norm"), [("sqrt_d_in", 4.0), ("one", 1.0), ("none", None)])
+def test_saved_on_raw_activations_equals_trained_on_scaled_ones(activations, tmp_path, input_norm, norm):
     raw = 37.0 * activations + 5
     config = ss.batchtopk(48, 4)
-    [saved] = ss.train(raw, [config], steps=30, out=tmp_path / "run", **QUIET)
+    ss.train(raw, [config], steps=30, out=tmp_path / "run", input_norm=input_norm, **QUIET)
     saved = ss.SAE.load(tmp_path / "run" / "saes" / "batchtopk-s0")
     c = saved.cfg.metadata["training"]["scale"]
     learner = Learner(config, 16, 30, 0, torch.device("cpu"), torch.float32)
@@ -76,7 +77,10 @@ def test_saved_on_raw_activations_equals_trained_on_scaled_ones(activations, tmp
     scaled = learner.sae()
     scaled.threshold.copy_(saved.threshold / c)
     torch.testing.assert_close(saved(raw), c * scaled(raw / c), rtol=1e-4, atol=1e-3)
-    assert abs(c - float(raw.square().sum(1).mean().sqrt())) < 0.05 * c
+    if norm is None:
+        assert c == 1
+    else:
+        assert float((raw / c).square().sum(1).mean().sqrt()) == pytest.approx(norm, rel=0.05)
 
 
 def test_calibrated_l0_is_k_on_held_out_tokens(activations):
