@@ -40,7 +40,6 @@ def test_an_old_checkpoint_continues_to_the_old_weights(golden):
         "device": "cpu",
         "progress": False,
         "input_norm": "one",
-        "log_every": 10,
     }
     ss.train(rows(), configs, out=golden / "unfinished", resume=True, log_every=10, **settings)
     for config in configs:
