@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sampled_sae.config import OLD_INIT, OLD_OPTIMIZER
 from sampled_sae.evals.results import (
     read_density,
     read_explanations,
@@ -28,9 +29,10 @@ def test_results_of_version_0_and_of_now(tmp_path):
     old = {"result": {"tokens": 5}, "sae": {"latents": 64, "k": 4}, "asked": {"interp_tokens": 256, "seed": 0}}
     path.write_text(json.dumps(old))
     found = read_result(tmp_path, "autointerp")
-    assert found == {"result": {"tokens": 5}, "sae": {"d_sae": 64, "k": 4}, "asked": {"tokens": 256, "seed": 0}}
+    sae = {"d_sae": 64, "k": 4, "optimizer": OLD_OPTIMIZER, "init": OLD_INIT}
+    assert found == {"result": {"tokens": 5}, "sae": sae, "asked": {"tokens": 256, "seed": 0}}
     write_result(tmp_path, "autointerp", found)
-    assert json.loads(path.read_text())["format_version"] == 1 and read_result(tmp_path, "autointerp") == found
+    assert json.loads(path.read_text())["format_version"] == 2 and read_result(tmp_path, "autointerp") == found
     for damaged in ("[]", "{}", '{"result": 3}'):
         path.write_text(damaged)
         assert read_result(tmp_path, "autointerp") is None

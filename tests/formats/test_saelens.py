@@ -137,7 +137,7 @@ def edit(path, **fields):
 def test_changed_weights_are_noticed(sae, tmp_path):
     folder = sae.save(tmp_path / "sae")
     own = json.loads((folder / "sampled_sae.json").read_text())
-    assert own["format_version"] == 1 and own["checksums"].keys() == {"sae_weights.safetensors"}
+    assert own["format_version"] == 2 and own["checksums"].keys() == {"sae_weights.safetensors"}
     path = folder / "sae_weights.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])

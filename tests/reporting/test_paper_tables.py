@@ -153,9 +153,10 @@ def test_top_features_are_of_the_largest_pool(tmp_path: Path) -> None:
 def test_settings_are_those_of_the_files(tmp_path: Path) -> None:
     write_sweep(tmp_path)
     rows = dict(made(tmp_path)["paper-training"].rows)
-    assert rows["Base model"] == "tiny" and rows["Training tokens"] == "80" and rows["Learning rate"] == "0.0003"
+    assert rows["Base model"] == "tiny" and rows["Training tokens"] == "80" and rows["Learning rate"] == "0.001"
     assert rows["Candidate pool multiplier (l)"] == "2, 5" and rows["Seeds"] == "0, 1"
     assert rows["Dead after (tokens)"] == "10,000,000"
+    assert rows["Gradient"] == "normalize" and rows["Input norm"] == "sqrt_d_in"
 
 
 # ---- the synthetic experiment --------------------------------------------------------------------------

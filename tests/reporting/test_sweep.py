@@ -58,11 +58,11 @@ def test_models_and_layers_are_kept_apart(tmp_path: Path) -> None:
 
 def test_labels_name_what_differs(tmp_path: Path) -> None:
     base = presets.batchtopk(M, K)
-    variants = [base, replace(base, k=8), replace(base, optimizer=OptimizerConfig(lr=1e-3))]
+    variants = [base, replace(base, k=8), replace(base, optimizer=OptimizerConfig(lr=3e-4))]
     for config in presets.named(variants, 0):
         write_sae(tmp_path / str(config.name), config, core=core())
     labels = [row.label for row in only(tmp_path).rows]
-    assert sorted(labels) == ["batchtopk k=4 lr=0.0003", "batchtopk k=4 lr=0.001", "batchtopk k=8 lr=0.0003"]
+    assert sorted(labels) == ["batchtopk k=4 lr=0.0003", "batchtopk k=4 lr=0.001", "batchtopk k=8 lr=0.001"]
 
 
 def test_the_same_seed_twice_is_said(tmp_path: Path) -> None:
