@@ -12,7 +12,7 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae.config import read_file
-from sampled_sae.data.cache import open_cache, verify_cache
+from sampled_sae.data.cache import open_cache
 from sampled_sae.method.config import SAEConfig
 
 ARCHIVE = Path(__file__).parent / "golden" / "version-0.zip"
@@ -57,6 +57,6 @@ def test_a_finished_run_is_returned_as_it_is(golden):
 
 
 def test_an_old_cache_is_read(golden):
-    verify_cache(golden / "cache")
+    open_cache(golden / "cache", verify=True)
     cached = open_cache(golden / "cache")
     assert torch.equal(cached.take(torch.arange(1000)), rows()[:1000].to(torch.bfloat16))

@@ -23,7 +23,7 @@ from sampled_sae.config import Config, Count, Positive, first_difference, read_f
 from sampled_sae.data import shards
 from sampled_sae.data.stream import END, ActivationSource, Rows, check_batch
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import alone_in
+from sampled_sae.utils.files import alone_in, remove_leftovers, writing
 from sampled_sae.utils.progress import show
 
 FORMAT: Final = "sampled-sae activations 1"
@@ -95,19 +95,46 @@ def write_cache(
     tokens: int,
     description: dict[str, Any],
     shard_tokens: int = SHARD_TOKENS,
-    progress: Callable[[int], Any] | None = None,
+    progress: Callable[[int], Any] = lambda done: None,
 ) -> None:
     """Write the first `tokens` activations of the stream, or those shards of them that are not there yet.
 
     `description` is plain JSON about their origin; a folder with another one is refused. A finished cache grows when
     more tokens are wanted. `progress` receives the number of the last token written.
     """
-    folder, config, plain = Path(folder), CacheConfig(tokens, shard_tokens), _plain(description)
+    folder, config = Path(folder), CacheConfig(tokens, shard_tokens)
+    try:
+        plain = json.loads(json.dumps(description, allow_nan=False))  # as it will be read again: tuples are lists
+    except (TypeError, ValueError) as error:
+        raise UserError(f"description = {description!r}: must be plain JSON ({error})") from None
+    old = _existing(folder, config, plain)
     # Several runs may need the same cache at once: when it is there, none of them needs the lock.
-    if _is_complete(folder, config, plain):
+    if old is not None and old.finished and old == _intact(old, config, folder):
         return
     with alone_in(folder):
-        _write_missing(folder, batches, config, plain, progress or (lambda done: None))
+        with writing(folder):
+            remove_leftovers(folder, "shard-*")
+        old, feed, sizes = _existing(folder, config, plain), None, config.sizes()
+        if old is None:
+            feed = _Feed(batches, 0, None)
+            old = _Index(description=plain, width=feed.width, tokens=tokens, shard_tokens=shard_tokens)
+        index = _intact(old, config, folder)
+        missing = sorted(set(range(len(sizes))) - {shard.number for shard in index.shards})
+        needed, free = sum(shards.size(sizes[n], index.width) for n in missing), shutil.disk_usage(folder).free
+        if needed > free:
+            raise UserError(
+                f"{folder}: the cache needs {needed / 1e9:.2f} GB more and {free / 1e9:.2f} GB are free; free some "
+                "space, choose another folder or lower tokens"
+            )
+        index.write(folder)
+        for number in missing:
+            path, start, rows = _path(folder, number), number * shard_tokens, sizes[number]
+            if feed is None or feed.position != start:
+                feed = _Feed(batches, start, index.width)
+            crc32 = shards.write(path, feed.pieces(rows, progress), rows, index.width)
+            whole = (*index.shards, _Shard(number, path.name, rows, crc32))
+            index = replace(index, shards=tuple(sorted(whole, key=lambda shard: shard.number)))
+            index.write(folder)
 
 
 def open_cache(folder: str | Path, verify: bool = False) -> CachedActivations:
@@ -125,11 +152,6 @@ def open_cache(folder: str | Path, verify: bool = False) -> CachedActivations:
             "same settings to continue it"
         )
     return CachedActivations(folder, index, verify)
-
-
-def verify_cache(folder: str | Path) -> None:
-    """Read every byte of a cache and compare the checksums; the first damaged shard gets a clear line."""
-    open_cache(folder, verify=True)
 
 
 class CachedActivations(Rows):
@@ -250,11 +272,10 @@ class _Feed:
         while tokens:
             while not len(self._spare):
                 self._spare = self._next(self.width)
-            piece = self._spare[:tokens]
-            yield piece
-            self._spare = self._spare[len(piece) :]
+            piece, self._spare = self._spare[:tokens], self._spare[tokens:]
             self.position += len(piece)
             tokens -= len(piece)
+            yield piece
             progress(self.position)
 
     def _next(self, width: int | None) -> Tensor:
@@ -266,19 +287,6 @@ class _Feed:
         where = f"activations: item {self._read} of the stream"
         self._read += 1
         return check_batch(raw, width, where).to(torch.bfloat16).cpu().contiguous()
-
-
-def _plain(description: dict[str, Any]) -> dict[str, Any]:
-    """As it will be read again: tuples are lists in JSON."""
-    try:
-        return json.loads(json.dumps(description, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"description = {description!r}: must be plain JSON ({error})") from None
-
-
-def _is_complete(folder: Path, config: CacheConfig, description: dict[str, Any]) -> bool:
-    index = _existing(folder, config, description)
-    return index is not None and index.config == config and index.finished and index == _without_damaged(index, folder)
 
 
 def _existing(folder: Path, config: CacheConfig, description: dict[str, Any]) -> _Index | None:
@@ -299,47 +307,16 @@ def _existing(folder: Path, config: CacheConfig, description: dict[str, Any]) ->
     return index
 
 
-def _without_damaged(index: _Index, folder: Path) -> _Index:
-    """Only the shards whose files are there in full, and as long as they are now to be."""
-    wanted = dict(enumerate(index.config.sizes()))
+def _intact(index: _Index, config: CacheConfig, folder: Path) -> _Index:
+    """The index of what is now to be there, with the shards whose files are there in full."""
+    wanted = dict(enumerate(config.sizes()))
 
     def whole(shard: _Shard) -> bool:
         path = _path(folder, shard.number)
         in_full = path.is_file() and path.stat().st_size == shards.size(shard.tokens, index.width)
         return in_full and wanted.get(shard.number) == shard.tokens
 
-    return replace(index, shards=tuple(filter(whole, index.shards)))
-
-
-def _write_missing(
-    folder: Path, batches: Batches, config: CacheConfig, description: dict[str, Any], progress: Callable[[int], Any]
-) -> None:
-    shards.remove_leftovers(folder)
-    old, feed, sizes = _existing(folder, config, description), None, config.sizes()
-    if old is None:
-        feed = _Feed(batches, 0, None)
-        old = _Index(description=description, width=feed.width, tokens=config.tokens, shard_tokens=config.shard_tokens)
-    index = _without_damaged(replace(old, tokens=config.tokens), folder)
-    missing = sorted(set(range(len(sizes))) - {shard.number for shard in index.shards})
-    _check_space(folder, sum(shards.size(sizes[number], index.width) for number in missing))
-    index.write(folder)
-    for number in missing:
-        start, tokens = number * config.shard_tokens, sizes[number]
-        if feed is None or feed.position != start:
-            feed = _Feed(batches, start, index.width)
-        crc32 = shards.write(_path(folder, number), feed.pieces(tokens, progress), tokens, index.width)
-        new = _Shard(number, _path(folder, number).name, tokens, crc32)
-        index = replace(index, shards=tuple(sorted((*index.shards, new), key=lambda shard: shard.number)))
-        index.write(folder)
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise UserError(
-            f"{folder}: the cache needs {needed / 1e9:.2f} GB more and {free / 1e9:.2f} GB are free; free some space, "
-            "choose another folder or lower tokens"
-        )
+    return replace(index, tokens=config.tokens, shards=tuple(filter(whole, index.shards)))
 
 
 def _path(folder: Path, number: int) -> Path:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import re
-import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +25,7 @@ MOST = 2**22
 """Characters that are tokenized at once, to within one piece."""
 HALVES = re.compile(r"[\ud800-\udfff]")
 """Halves of a surrogate pair: JSON may hold single ones, which are no text and no tokenizer takes."""
+Encode = Callable[[list[str]], list[list[int]]]
 
 
 class Tokenizer(Protocol):
@@ -65,129 +64,47 @@ class TextConfig(Config):
 
 def contexts(documents: Iterable[str], tokenizer: Tokenizer, config: TextConfig | None = None) -> Iterator[Tensor]:
     """Contexts [context] int64: the documents' tokens in their order, the last incomplete context dropped."""
-    return ContextStream(documents, tokenizer, config)
+    config = config or TextConfig()
+    before, end_of_text = _before(tokenizer, config.bos), find_end_of_text(tokenizer, config.end_of_text)
+    return _filled(_tokenized(documents, encoder(tokenizer), end_of_text, config.documents_at_once), before, config)
 
 
-class _Text(NamedTuple):
-    """A document, or a part of a long one."""
-
-    number: int
-    text: str
-    parted: bool
-    """Whether an end-of-text token comes before it."""
-
-
-class _Piece(NamedTuple):
-    number: int
-    ids: np.ndarray
-    """[n] int64, with the end-of-text token that comes before."""
-
-
-class ContextStream:
-    """Contexts [context] int64, one after the other, from the beginning or from a `state`.
-
-    `documents` are given from the first one on also with a `state`, which is what `position()` gave earlier: those
-    that were used up are passed over without being tokenized.
-    """
-
-    def __init__(
-        self,
-        documents: Iterable[str],
-        tokenizer: Tokenizer,
-        config: TextConfig | None = None,
-        state: Mapping[str, int] | None = None,
-    ):
-        self.config = config or TextConfig()
-        self.end_of_text = find_end_of_text(tokenizer, self.config.end_of_text)
-        self.before = _before(tokenizer, self.config.bos)
-        self.given = 0
-        self._encode = encoder(tokenizer)
-        self._texts = _pieces(documents)
-        self._ready: deque[_Piece] = deque()
-        self._piece, self._used = _Piece(0, np.empty(0, np.int64)), 0
-        if state is not None:
-            self._continue(state)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return self
-
-    def __next__(self) -> Tensor:
-        parts, missing = [self.before], self.config.context - len(self.before)
-        piece, used = self._piece, self._used
-        while missing:
-            part = piece.ids[used : used + missing]
-            parts.append(part)
-            used += len(part)
-            missing -= len(part)
-            if missing:
-                following = self._following()
-                if following is None:
-                    self._check_any_given(missing)
-                    raise StopIteration
-                piece, used = following, 0
-        # Only now: the position stays at the last whole context when the text ends within this one.
-        self._piece, self._used = piece, used
-        self.given += 1
-        return torch.from_numpy(np.concatenate(parts))
-
-    def position(self) -> dict[str, int]:
-        """Where the last given context ended, as plain JSON: a `state` to continue from with the same settings.
-
-        contexts: given so far; piece, tokens: number of the last piece used and how much of it; check: of its tokens.
-        """
-        check = zlib.crc32(self._piece.ids.astype("<i8").tobytes())
-        return {"contexts": self.given, "piece": self._piece.number, "tokens": self._used, "check": check}
-
-    def _continue(self, state: Mapping[str, int]) -> None:
-        try:
-            given, number, used = (int(state[name]) for name in ("contexts", "piece", "tokens"))
-            check = int(state["check"])
-        except (KeyError, TypeError, ValueError):
-            raise UserError(f"state = {state!r}: must be what position() gave") from None
-        if given == 0:
-            return
-        passed = sum(1 for _ in islice(self._texts, number))
-        piece = self._following()
-        if piece is None:
-            raise UserError(f"text: ends after {passed} pieces, but piece {number} was used before: it has changed")
-        self._piece, self._used, self.given = piece, used, given
-        if used > len(piece.ids) or self.position()["check"] != check:
-            raise UserError(
-                f"text: piece {number} has other tokens than before; continue with the same text and tokenizer"
-            )
-
-    def _check_any_given(self, missing: int) -> None:
-        size = self.config.context
-        if self.given == 0:
-            tokens = size - len(self.before) - missing
-            raise UserError(
-                f"text: {tokens} tokens in all, too few for one context of {size}; give more text or a smaller context"
-            )
-
-    def _following(self) -> _Piece | None:
-        """The next piece, tokenized; none at the end of the text."""
-        if not self._ready and (batch := self._batch()):
-            self._ready.extend(self._tokenize(batch))
-        return self._ready.popleft() if self._ready else None
-
-    def _batch(self) -> list[_Text]:
-        batch: list[_Text] = []
-        characters = 0
-        while len(batch) < self.config.documents_at_once and characters < MOST:
-            text = next(self._texts, None)
-            if text is None:
-                break
-            batch.append(text)
-            characters += len(text.text)
-        return batch
-
-    def _tokenize(self, batch: list[_Text]) -> Iterator[_Piece]:
-        encoded = self._encode([text.text for text in batch])
-        for text, ids in zip(batch, encoded, strict=True):
-            yield _Piece(text.number, np.array([self.end_of_text, *ids] if text.parted else ids, dtype=np.int64))
+def _filled(pieces: Iterable[np.ndarray], before: np.ndarray, config: TextConfig) -> Iterator[Tensor]:
+    """Token ids, [n] at a time -> contexts [context] that begin with `before`."""
+    given, size = False, config.context - len(before)
+    parts, missing = [before], size
+    for ids in pieces:
+        while len(ids) >= missing:
+            yield torch.from_numpy(np.concatenate([*parts, ids[:missing]]))
+            given, ids, parts, missing = True, ids[missing:], [before], size
+        parts.append(ids)
+        missing -= len(ids)
+    if not given:
+        total, right = size - missing, "give more text or a smaller context"
+        raise UserError(f"text: {total} tokens in all, too few for one context of {config.context}; {right}")
 
 
-def encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[list[int]]]:
+def _tokenized(documents: Iterable[str], encode: Encode, end_of_text: int, at_once: int) -> Iterator[np.ndarray]:
+    """The token ids [n] int64 of each piece, with the end-of-text token that comes before it."""
+    for batch in _batches(_pieces(documents), at_once):
+        encoded = encode([text for text, _ in batch])
+        for (_, parted), ids in zip(batch, encoded, strict=True):
+            yield np.array([end_of_text, *ids] if parted else ids, dtype=np.int64)
+
+
+def _batches(pieces: Iterable[tuple[str, bool]], at_once: int) -> Iterator[list[tuple[str, bool]]]:
+    batch, characters = list[tuple[str, bool]](), 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece[0])
+        if len(batch) == at_once or characters >= MOST:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def encoder(tokenizer: Tokenizer) -> Encode:
     """Texts -> their token ids, nothing added.
 
     A special token that is quoted in a document is text: it is split like any other word.
@@ -211,12 +128,10 @@ def find_end_of_text(tokenizer: Tokenizer, name: str | None = None) -> int:
     if name is not None:
         require(name in vocabulary, "end_of_text", name, "the tokenizer has no such token")
         return vocabulary[name]
-    for known in END_OF_TEXT:
-        if known in vocabulary:
-            return vocabulary[known]
-    if tokenizer.eos_token_id is None:
+    found = next((vocabulary[known] for known in END_OF_TEXT if known in vocabulary), tokenizer.eos_token_id)
+    if found is None:
         raise UserError("end_of_text = None: the tokenizer has no end-of-text token; name a token for it")
-    return tokenizer.eos_token_id
+    return found
 
 
 def _before(tokenizer: Tokenizer, bos: bool | Literal["auto"]) -> np.ndarray:
@@ -228,28 +143,23 @@ def _before(tokenizer: Tokenizer, bos: bool | Literal["auto"]) -> np.ndarray:
     return np.array([tokenizer.bos_token_id], dtype=np.int64)
 
 
-def _pieces(documents: Iterable[str]) -> Iterator[_Text]:
-    """Documents, long ones in parts, numbered from 0. Empty ones are left out."""
+def _pieces(documents: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Documents, long ones in parts, without empty ones; each with whether an end-of-text token comes before it."""
     if isinstance(documents, str):
         raise UserError(
             f"documents = {documents[:40]!r}: must be an iterable of texts, such as TextSource.documents() returns"
         )
-    number = 0
+    first = True
     for index, document in enumerate(documents):
         if not isinstance(document, str):
             raise UserError(f"documents: item {index} is a {type(document).__name__}: must be a text")
-        begins = True
-        for text in _parts(document):
-            yield _Text(number, _whole(text), parted=begins and number > 0)
-            number, begins = number + 1, False
-
-
-def _whole(text: str) -> str:
-    try:
-        text.encode()  # far quicker than to search for what is hardly ever there
-    except UnicodeEncodeError:
-        return HALVES.sub("\N{REPLACEMENT CHARACTER}", text)
-    return text
+        for number, text in enumerate(_parts(document)):
+            try:
+                text.encode()  # far quicker than to search for what is hardly ever there
+            except UnicodeEncodeError:
+                text = HALVES.sub("\N{REPLACEMENT CHARACTER}", text)
+            yield text, number == 0 and not first
+            first = False
 
 
 def _parts(document: str) -> Iterator[str]:
@@ -259,35 +169,27 @@ def _parts(document: str) -> Iterator[str]:
     """
     start = 0
     while len(document) - start > LONGEST:
-        end = _cut(document, start + LONGEST // 2, start + LONGEST)
+        lowest, end = start + LONGEST // 2, start + LONGEST
+        space = document.rfind(" ", lowest, end)
+        while space > 0 and document[space + 1].isspace():
+            space = document.rfind(" ", lowest, space)
+        end = space if space > 0 else end
         yield document[start:end]
         start = end
     if start < len(document):
         yield document[start:]
 
 
-def _cut(document: str, lowest: int, highest: int) -> int:
-    space = document.rfind(" ", lowest, highest)
-    while space > 0 and document[space + 1].isspace():
-        space = document.rfind(" ", lowest, space)
-    return space if space > 0 else highest
-
-
 class ContextBank:
     """All contexts of a text by number, read as far as needed; the first follows the last."""
 
     def __init__(self, source: Iterator[Tensor]):
-        self.source: Iterator[Tensor] | None = source
-        self.read: list[Tensor] = []
+        self.source, self.read = source, list[Tensor]()
 
     def has(self, count: int) -> int:
         """Read until there are `count` contexts, or all; returns how many there are."""
-        while self.source is not None and len(self.read) < count:
-            context = next(self.source, None)
-            if context is None:
-                self.source = None
-            else:
-                self.read.append(context.to(torch.int32))
+        new = islice(self.source, max(0, count - len(self.read)))
+        self.read.extend(context.to(torch.int32) for context in new)
         return len(self.read)
 
     def take(self, first: int, count: int, skip: int) -> Tensor:

@@ -10,7 +10,6 @@ import mmap
 import os
 import zlib
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
@@ -19,12 +18,10 @@ import torch
 from torch import Tensor
 
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import writing
+from sampled_sae.utils.files import replacing, writing
 
-BYTES = 2
-"""Of a number in bfloat16."""
-ALIGNED = 64
-"""The first row begins at a multiple of this."""
+BYTES = 2  # of a number in bfloat16
+ALIGNED = 64  # the first row begins at a multiple of this
 CHUNK = 2**22
 AGAIN = "write the cache again to restore it"
 
@@ -44,8 +41,7 @@ def header(tokens: int, width: int) -> bytes:
 
 def write(path: Path, pieces: Iterable[Tensor], tokens: int, width: int) -> int:
     """Write pieces [n, d] bfloat16, `tokens` rows in all, whole or not at all -> the CRC-32 of the file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         # Unbuffered: nothing is left to write, and to fail again, when a file on a full disk is closed.
         with writing(path):
             file = temporary.open("wb", buffering=0)
@@ -57,14 +53,7 @@ def write(path: Path, pieces: Iterable[Tensor], tokens: int, width: int) -> int:
                 data = piece.contiguous().view(torch.int16).numpy().data.cast("B")
                 append(file, path, data)
                 crc32 = zlib.crc32(data, crc32)
-            with writing(path):
-                os.fsync(file.fileno())
-        with writing(path):
-            temporary.replace(path)
-        return crc32
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    return crc32
 
 
 def append(file: FileIO, path: Path, data: bytes | memoryview) -> None:
@@ -73,13 +62,6 @@ def append(file: FileIO, path: Path, data: bytes | memoryview) -> None:
     with writing(path):
         while rest:
             rest = rest[file.write(rest) :]
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Drop what killed writers left behind; only the folder's one writer may do so."""
-    for path in folder.glob(".shard-*.tmp"):
-        with writing(path):
-            path.unlink()
 
 
 def map_rows(path: Path, tokens: int, width: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from sampled_sae.utils.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
-"""Errors of file systems that have no locks."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)  # of file systems that have no locks
+CHUNK = 2**24
 
 
 @contextmanager
@@ -96,9 +96,6 @@ def sync(path: Path) -> int:
         return os.fstat(file.fileno()).st_size
 
 
-CHUNK = 2**24
-
-
 def checksum(path: Path) -> int:
     """Checksum of a file: CRC-32 over the CRC-32s of its chunks of 16 MiB, which are computed in parallel."""
     with path.open("rb") as file:
@@ -115,18 +112,24 @@ def checksum(path: Path) -> int:
     return zlib.crc32(b"".join(number.to_bytes(4, "little") for number in sums))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` through a temporary name, so that no reader sees half a file."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path`, which replaces `path` on success, so that no reader sees half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        yield temporary
         with writing(path):
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+            sync(temporary)
             temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path`, whole or not at all."""
+    with replacing(path) as temporary, writing(path):
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, content: Any) -> None:

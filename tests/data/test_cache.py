@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import sampled_sae
 from sampled_sae.data import shards
-from sampled_sae.data.cache import CacheConfig, bytes_needed, open_cache, verify_cache, write_cache
+from sampled_sae.data.cache import CacheConfig, bytes_needed, open_cache, write_cache
 from sampled_sae.data.source import load_activations
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import alone_in
@@ -134,7 +134,7 @@ def test_leftovers_of_a_killed_writer_go_and_never_count(tmp_path):
     (tmp_path / f".{SHARD}.1234.tmp").write_bytes(b"half")
     (tmp_path / SHARD).write_bytes(b"moved into place, but not in the index")
     write(tmp_path)
-    verify_cache(tmp_path)
+    open_cache(tmp_path, verify=True)
     assert not list(tmp_path.glob(".*.tmp"))
 
 
@@ -203,11 +203,11 @@ def test_a_changed_shard_is_found(at, tmp_path):
     damaged[at] ^= 1
     path.write_bytes(damaged)
     with pytest.raises(UserError, match=f"{SHARD}: .* delete it and write the cache again") as error:
-        verify_cache(tmp_path)
+        open_cache(tmp_path, verify=True)
     one_line(error)
     path.unlink()
     write(tmp_path)
-    verify_cache(tmp_path)
+    open_cache(tmp_path, verify=True)
 
 
 def test_two_writers_are_kept_apart_and_readers_are_not(tmp_path):
@@ -242,7 +242,7 @@ def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch):
     source = Source()
     write(tmp_path, source)
     assert source.starts == [30]
-    verify_cache(tmp_path)
+    open_cache(tmp_path, verify=True)
 
 
 def test_too_little_space_is_said_before_the_first_write(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from sampled_sae.data import contexts as module
-from sampled_sae.data.contexts import ContextStream, TextConfig, contexts, find_end_of_text
+from sampled_sae.data.contexts import TextConfig, contexts, find_end_of_text
 from sampled_sae.data.text import TextSource
 from sampled_sae.utils.errors import UserError
 
@@ -90,47 +90,10 @@ def test_contexts_are_the_token_stream_cut(texts, length, bos, at_once, call):
     assert all(context[0] == TOKENIZER.bos_token_id for context in got if bos)
 
 
-@given(texts=some_texts, length=st.integers(2, 12), bos=st.booleans(), data=st.data())
-def test_continuing_from_anywhere(texts, length, bos, data):
-    flat = token_stream(texts)
-    total = len(flat) // (length - bos)
-    if not total:
-        return
-    before, after = (TextConfig(length, bos, documents_at_once=data.draw(st.integers(1, 9))) for _ in range(2))
-    straight = lists(contexts(texts, TOKENIZER, before))
-    stream = ContextStream(texts, TOKENIZER, before)
-    stop = data.draw(st.integers(0, total))
-    assert lists(islice(stream, stop)) == straight[:stop]
-    state = json.loads(json.dumps(stream.position()))
-    assert state["contexts"] == stop
-    later = ContextStream(texts, TOKENIZER, after, state)
-    assert later.position() == state
-    assert lists(later) == straight[stop:] == lists(stream)
-    assert later.position() == stream.position()
-
-
-def test_what_was_used_up_is_not_tokenized_again():
-    config = TextConfig(context=16, bos=False, documents_at_once=1)
-    stream = ContextStream(TEXTS, TOKENIZER, config)
-    rest = lists(stream)[20:]
-    stream = ContextStream(TEXTS, TOKENIZER, config)
-    list(islice(stream, 20))
-    state = stream.position()
-    assert state["piece"] > 5
-    counting = Counting()
-    assert lists(ContextStream(TEXTS, counting, config, state)) == rest
-    assert counting.texts == TEXTS[state["piece"] :]
-
-
-def test_the_end_is_repeated_and_keeps_the_position():
-    stream = ContextStream(TEXTS, TOKENIZER, TextConfig(context=50))
-    count = len(list(stream))
+def test_the_end_is_repeated():
+    stream = contexts(TEXTS, TOKENIZER, TextConfig(context=50))
+    assert len(list(stream)) > 0
     assert next(stream, None) is None
-    state = stream.position()
-    assert state["contexts"] == count
-    assert list(ContextStream(TEXTS, TOKENIZER, TextConfig(context=50), state)) == []
-    more = ContextStream([*TEXTS, "x " * 100], TOKENIZER, TextConfig(context=50), state)
-    assert len(list(more)) > 0
 
 
 def test_a_document_that_quotes_special_tokens_has_none():
@@ -157,11 +120,11 @@ def test_long_documents_are_tokenized_in_parts(monkeypatch):
     monkeypatch.setattr(module, "LONGEST", 300)
     monkeypatch.setattr(module, "MOST", 1000)
     counting, config = Counting(), TextConfig(context=8)
-    stream = ContextStream([source, "x"], counting, config)
-    list(islice(stream, len(whole) // 2))
+    stream = contexts([source, "x"], counting, config)
+    first = lists(islice(stream, len(whole) // 2))
     assert max(map(len, counting.texts)) <= 300
     assert len(counting.texts) < 50
-    assert lists(ContextStream([source, "x"], TOKENIZER, config, stream.position())) == whole[len(whole) // 2 :]
+    assert first + lists(stream) == whole
     assert "".join(module._parts("x" * 1000)) == "x" * 1000
     assert list(module._parts("")) == []
 
@@ -228,17 +191,3 @@ def test_documents_that_are_none():
         next(contexts(["a", None], TOKENIZER))
     with pytest.raises(UserError, match="text: 0 tokens in all, too few for one context of 1024; give more"):
         next(contexts([], TOKENIZER))
-
-
-def test_a_state_that_does_not_fit():
-    config = TextConfig(context=16)
-    stream = ContextStream(TEXTS, TOKENIZER, config)
-    list(islice(stream, 20))
-    state = stream.position()
-    with pytest.raises(UserError, match="has other tokens than before; continue with the same text and tokenizer"):
-        ContextStream(TEXTS[1:], TOKENIZER, config, state)
-    with pytest.raises(UserError, match=r"text: ends after 3 pieces, but piece \d+ was used before"):
-        ContextStream(TEXTS[:3], TOKENIZER, config, state)
-    for wrong in ({}, {**state, "tokens": None}, {**state, "piece": "x"}):
-        with pytest.raises(UserError, match="must be what position"):
-            ContextStream(TEXTS, TOKENIZER, config, wrong)
