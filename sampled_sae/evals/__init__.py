@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from sampled_sae.models.language_model import LanguageModel
     from sampled_sae.sae import SAE
 
-Progress = Callable[[int, int], None]
-"""Called with the number of finished parts and of all parts."""
+Progress = Callable[[int, int], None]  # called with the number of finished parts and of all parts
 
 
 E = TypeVar("E", bound="Evaluation")
@@ -40,44 +39,31 @@ E = TypeVar("E", bound="Evaluation")
 class Contexts(NamedTuple):
     """The contexts of the text that an evaluation reads: the first ones."""
 
-    number: int | None = None
-    """How many; None: 64, or fewer if fewer were held out from training on the same text."""
-    length: int | None = None
-    """Tokens per context; None: as in training."""
-    heldout: bool = True
-    """Whether contexts that the SAE was trained on are refused."""
-    all: bool = True
-    """Whether a text with fewer contexts is refused; otherwise all of them are read."""
+    number: int | None = None  # how many; None: 64, or fewer if fewer were held out from training on the same text
+    length: int | None = None  # tokens per context; None: as in training
+    heldout: bool = True  # whether contexts that the SAE was trained on are refused
+    all: bool = True  # whether a text with fewer contexts is refused; otherwise all of them are read
 
 
 class Needs(NamedTuple):
     """What an evaluation needs beside SAEs and a language model."""
 
-    text: bool = False
-    """Whether it reads contexts of a text."""
-    extras: Mapping[str, str] = {}
-    """Packages to import, each with the extra of this package that installs it."""
-    saes_at_once: int | None = None
-    """Most SAEs that are measured together; None: as many as memory holds."""
+    text: bool = False  # whether it reads contexts of a text
+    extras: Mapping[str, str] = {}  # packages to import, each with the extra of this package that installs it
+    saes_at_once: int | None = None  # most SAEs that are measured together; None: as many as memory holds
 
 
 class Evaluation(ABC):
     """One evaluation. A subclass sets the attributes, implements `run`, and overrides what differs from the default."""
 
-    name: ClassVar[str]
-    """Name on the command line and of the result file, evals/NAME.json in an SAE's folder."""
-    title: ClassVar[str]
-    """Heading of tables."""
-    note: ClassVar[str] = ""
-    """How its numbers were measured, one line below a table."""
-    config: ClassVar[type[Config]]
-    """Class of its settings; all fields have defaults."""
+    name: ClassVar[str]  # name on the command line and of the result file, evals/NAME.json in an SAE's folder
+    title: ClassVar[str]  # heading of tables
+    note: ClassVar[str] = ""  # how its numbers were measured, one line below a table
+    config: ClassVar[type[Config]]  # class of its settings; all fields have defaults
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    columns: ClassVar[tuple[str, ...]] = ()
-    """Names of the metrics in its terminal table; empty: all of them."""
+    columns: ClassVar[tuple[str, ...]] = ()  # names of the metrics in its terminal table; empty: all of them
     needs: ClassVar[Needs] = Needs()
-    order: ClassVar[int] = 100
-    """Position among the evaluations, lowest first."""
+    order: ClassVar[int] = 100  # position among the evaluations, lowest first
     one_by_one: ClassVar[bool] = False
     """Whether `run` yields each result as soon as it is measured; otherwise all of them at the end."""
     definition: ClassVar[int] = 1

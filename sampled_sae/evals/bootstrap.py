@@ -10,19 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MOST = 2**24
-"""Weights held at one time: 128 MiB."""
+MOST = 2**24  # weights held at one time: 128 MiB
 
 
 class Estimate(NamedTuple):
     """One number and its interval; none where it is not defined."""
 
-    value: float | None
-    """Over all contexts."""
+    value: float | None  # over all contexts
     low: float | None
     """Lower end of the bootstrap interval; none for a single context, or if some resample has no value."""
-    high: float | None
-    """Upper end."""
+    high: float | None  # upper end
 
 
 NOTHING = Estimate(None, None, None)
@@ -32,8 +29,7 @@ class Spread(NamedTuple):
     """A mean over letters or seeds."""
 
     mean: float
-    std: float | None
-    """Standard deviation (n - 1); None for a single value."""
+    std: float | None  # standard deviation (n - 1); None for a single value
 
 
 def spread(values: Sequence[float]) -> Spread:

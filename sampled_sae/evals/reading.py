@@ -15,14 +15,10 @@ from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
-MAX_FIRINGS = 2**27
-"""Firings held at one time: 12 bytes each, and about five times that while they are sorted."""
-SURVEYED = 64
-"""Contexts that give the median norm."""
-MAX_CODES = 2**26
-"""Codes that are computed at one time."""
-Tick = Callable[[int], None]
-"""Called with the number of contexts read since its last call."""
+MAX_FIRINGS = 2**27  # firings held at one time: 12 bytes each, and about five times that while they are sorted
+SURVEYED = 64  # contexts that give the median norm
+MAX_CODES = 2**26  # codes that are computed at one time
+Tick = Callable[[int], None]  # called with the number of contexts read since its last call
 
 
 class Steps:
@@ -56,12 +52,9 @@ class Steps:
 class Piece(NamedTuple):
     """The counted tokens of some contexts."""
 
-    contexts: int
-    """Number of contexts."""
-    positions: Tensor
-    """[t] int64: flat positions in the text, on the host."""
-    x: Tensor
-    """[t, d_in]: the residual stream there."""
+    contexts: int  # number of contexts
+    positions: Tensor  # [t] int64: flat positions in the text, on the host
+    x: Tensor  # [t, d_in]: the residual stream there
 
 
 class Streams:
@@ -87,10 +80,8 @@ class Streams:
         size = int(counted.sum()) * model.width * torch.empty((), dtype=model.dtype).element_size()
         self._keep = size <= keep_gib * 2**30
         self._kept: list[Piece] = []
-        self.limit = self._limit(norm_factor)
-        """Norm above which a token does not count."""
-        self.high_norm = 0
-        """Number of tokens above it, known after the first iteration."""
+        self.limit = self._limit(norm_factor)  # norm above which a token does not count
+        self.high_norm = 0  # number of tokens above it, known after the first iteration
 
     def __iter__(self) -> Iterator[Piece]:
         high, length = 0, self.contexts.shape[1]
@@ -157,18 +148,12 @@ def count_firings(
 class Firings(NamedTuple):
     """Where latents of one SAE fire in a text of contexts [n, L]: by latent, then by position. On the host."""
 
-    latent: Tensor
-    """[f] int32, ascending."""
-    position: Tensor
-    """[f] int32: flat position in the text, ascending within a latent."""
-    value: Tensor
-    """[f] float32, all positive."""
-    start: Tensor
-    """[d_sae + 1] int64: index of each latent's first firing, and the end of the last."""
-    shape: tuple[int, int]
-    """(n, L) of the contexts."""
-    latents: Sequence[int]
-    """Latents that were read, in the order given; the others have no firings."""
+    latent: Tensor  # [f] int32, ascending
+    position: Tensor  # [f] int32: flat position in the text, ascending within a latent
+    value: Tensor  # [f] float32, all positive
+    start: Tensor  # [d_sae + 1] int64: index of each latent's first firing, and the end of the last
+    shape: tuple[int, int]  # (n, L) of the contexts
+    latents: Sequence[int]  # latents that were read, in the order given; the others have no firings
 
     @staticmethod
     def sort(codes: SparseCodes, shape: Sequence[int], latents: Sequence[int] | None = None) -> Firings:
@@ -248,8 +233,7 @@ def collect_firings(
     return firings
 
 
-HOOK = re.compile(r"blocks\.(\d+)\.(?:\w+\.)?hook_(\w+)")
-"""A hook point as SAELens names it."""
+HOOK = re.compile(r"blocks\.(\d+)\.(?:\w+\.)?hook_(\w+)")  # a hook point as SAELens names it
 
 
 def checked(saes: Sequence[SAE], model: LanguageModel, layer: int) -> Iterator[tuple[str, SAE]]:

@@ -25,11 +25,9 @@ FIRING = Path(FOLDER) / "firing.safetensors"
 """`fired` [d_sae], the number of tokens at which each latent fired, and `tokens` [1], the number of tokens read."""
 CORE = Path(FOLDER) / "core.json"
 """Holds the number of dead latents, not which they are: enough if it is none or all of them."""
-SPARSITY = Path("sparsity.safetensors")
-"""SAELens' `sparsity` [d_sae], log10 of the density plus 1e-10."""
+SPARSITY = Path("sparsity.safetensors")  # SAELens' `sparsity` [d_sae], log10 of the density plus 1e-10
 WEIGHTS = "sae_weights.safetensors"
-SAMPLE = 2**20
-"""Bytes of each part of the weights that enter their fingerprint."""
+SAMPLE = 2**20  # bytes of each part of the weights that enter their fingerprint
 
 
 # ---- results -----------------------------------------------------------------------------------------
@@ -96,12 +94,9 @@ def saebench_layout(
 class Explanation(NamedTuple):
     """What a latent fires on, by an explainer."""
 
-    text: str
-    """One short sentence."""
-    score: float | None
-    """Its interpretability score; None if it was not scored."""
-    scores: Mapping[str, float] = {}
-    """All scores by name."""
+    text: str  # one short sentence
+    score: float | None  # its interpretability score; None if it was not scored
+    scores: Mapping[str, float] = {}  # all scores by name
 
 
 def explanations_path(folder: Path) -> Path:
@@ -153,19 +148,15 @@ def _is_number(value: Any) -> bool:
 class Liveness(NamedTuple):
     """Which latents fire, as far as it is known."""
 
-    mask: Tensor | None
-    """[d_sae] bool; None if it is not known."""
-    source: str
-    """The file that it was read from, or why it is not known."""
+    mask: Tensor | None  # [d_sae] bool; None if it is not known
+    source: str  # the file that it was read from, or why it is not known
 
 
 class Density(NamedTuple):
     """At how many tokens each latent fires."""
 
-    fired: Tensor
-    """[d_sae] int64."""
-    tokens: int
-    """Tokens that were read."""
+    fired: Tensor  # [d_sae] int64
+    tokens: int  # tokens that were read
 
 
 def save_firing(folder: Path, fired: Tensor, tokens: int) -> Path:
@@ -234,14 +225,11 @@ def _tensor(path: Path, name: str, length: int) -> Tensor:
 class UniqueLatent(NamedTuple):
     """A latent without an equal in another SAE, in a comparison."""
 
-    against: str
-    """The other SAE."""
-    overall: float
-    """Similarity to its best explained match there: mean of the next two."""
+    against: str  # the other SAE
+    overall: float  # similarity to its best explained match there: mean of the next two
     decoder: float
     text: float
-    match: int
-    """The best match."""
+    match: int  # the best match
     match_text: str
     nearest: float | None = None
     """Largest decoder cosine with any latent there, explained or not; None in files of early versions, whose lists are

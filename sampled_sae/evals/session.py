@@ -31,10 +31,8 @@ from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.progress import show
 from sampled_sae.utils.system import git_commit, usable_device, versions
 
-CONTEXTS = 64
-"""Contexts that are read by default."""
-USED = 0.5
-"""Share of the free memory that the SAEs measured at once may take, with what is kept of them."""
+CONTEXTS = 64  # contexts that are read by default
+USED = 0.5  # share of the free memory that the SAEs measured at once may take, with what is kept of them
 KEPT = 2**14
 """Bytes per latent that an evaluation keeps of one SAE, at most: the codes of texts as their nonzero entries."""
 Load = Callable[[str, torch.device, torch.dtype], LanguageModel]

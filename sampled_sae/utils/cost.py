@@ -14,37 +14,24 @@ import torch
 class Shape:
     """Sizes of a language model, known before it is loaded."""
 
-    width: int
-    """Of the residual stream."""
-    blocks: int
-    """Number of blocks."""
-    block_weights: int
-    """Weights of one block, without biases and norms."""
-    vocabulary: int
-    """Tokens."""
+    width: int  # of the residual stream
+    blocks: int  # number of blocks
+    block_weights: int  # weights of one block, without biases and norms
+    vocabulary: int  # tokens
 
 
 class Speed(NamedTuple):
     """Rates of a kind of device, apart from one large matrix product."""
 
-    model: float
-    """Fraction of the product's speed that a language model reaches."""
-    encode: float
-    """The same for SAEs in evaluations."""
-    element: float
-    """Seconds of a training step per value of Z besides its product."""
-    step: float
-    """Minimum seconds per training step."""
-    word: float
-    """Seconds of absorption's probes per word and latent."""
-    probe: float
-    """Seconds of probing's fits per class and SAE."""
-    matching: float
-    """Seconds of an exact matching per cosine."""
-    load: float
-    """Seconds to load the model, once for training and once for all evaluations."""
-    figures: float
-    """Seconds of the report with its figures."""
+    model: float  # fraction of the product's speed that a language model reaches
+    encode: float  # the same for SAEs in evaluations
+    element: float  # seconds of a training step per value of Z besides its product
+    step: float  # minimum seconds per training step
+    word: float  # seconds of absorption's probes per word and latent
+    probe: float  # seconds of probing's fits per class and SAE
+    matching: float  # seconds of an exact matching per cosine
+    load: float  # seconds to load the model, once for training and once for all evaluations
+    figures: float  # seconds of the report with its figures
 
 
 SPEEDS = {
@@ -60,10 +47,8 @@ class Cost(NamedTuple):
 
     stage: str
     seconds: float
-    kept: int
-    """Bytes that stay on disk."""
-    meanwhile: int
-    """Further bytes at the stage's peak, for checkpoints."""
+    kept: int  # bytes that stay on disk
+    meanwhile: int  # further bytes at the stage's peak, for checkpoints
 
 
 def product_speed(device: torch.device, seconds: float = 0.3) -> float:
@@ -99,14 +84,11 @@ class Workload(NamedTuple):
 
     shape: Shape
     layer: int
-    context: int
-    """Tokens per context in training."""
+    context: int  # tokens per context in training
     d_sae: int
-    saes: int
-    """Number of SAEs."""
+    saes: int  # number of SAEs
     speed: Speed
-    rate: float
-    """FLOP/s of a large matrix product."""
+    rate: float  # FLOP/s of a large matrix product
 
     def read(self, tokens: float, blocks: int | None = None, head: bool = False) -> float:
         """Seconds to read so many tokens with the model, up to the layer unless `blocks` is given."""

@@ -18,28 +18,19 @@ Better = Literal["low", "high"]
 class Metric(NamedTuple):
     """One number of an SAE, as an evaluation or training declares it."""
 
-    name: str
-    """Short and unique, for file names, CSV headers and links."""
-    title: str
-    """For headings and axes."""
-    meaning: str
-    """One sentence."""
-    better: Better | None
-    """Which end is better; None where neither is."""
+    name: str  # short and unique, for file names, CSV headers and links
+    title: str  # for headings and axes
+    meaning: str  # one sentence
+    better: Better | None  # which end is better; None where neither is
     path: tuple[str, ...]
     """Keys that lead to it in a result; there is a number, or an object with `value` (`low`, `high`) or `mean`."""
-    digits: int = 3
-    """Digits after the point."""
-    headline: bool = False
-    """Whether it is in the overview and in the figures for a paper."""
-    unit: str = ""
-    """Unit; empty for a share or another plain number."""
+    digits: int = 3  # digits after the point
+    headline: bool = False  # whether it is in the overview and in the figures for a paper
+    unit: str = ""  # unit; empty for a share or another plain number
     null: float | None = None
     """Value without any information: chance, the mean, or zero ablation; None where there is no such level."""
-    brief: str = ""
-    """Title inside the evaluation's own table; the title by default."""
-    evaluation: str = ""
-    """Name of the evaluation; filled in by it."""
+    brief: str = ""  # title inside the evaluation's own table; the title by default
+    evaluation: str = ""  # name of the evaluation; filled in by it
 
     @property
     def axis(self) -> str:
@@ -52,8 +43,7 @@ class Value(NamedTuple):
     """A number as an evaluation found it."""
 
     value: float
-    low: float | None
-    """Lower end of the evaluation's own interval, where it has one."""
+    low: float | None  # lower end of the evaluation's own interval, where it has one
     high: float | None
 
 
@@ -83,16 +73,11 @@ class Column(NamedTuple):
     """One column of a table."""
 
     title: str
-    digits: int | None = None
-    """Digits after the point; None for text, names and whole numbers."""
-    better: Better | None = None
-    """Which end is better, shown beside the title; None for neither."""
-    wide: bool = False
-    """Whether the cells hold sentences."""
-    name: str = ""
-    """Header in CSV; the title by default."""
-    brief: str = ""
-    """Header in a terminal, where line breaks are kept; the title by default."""
+    digits: int | None = None  # digits after the point; None for text, names and whole numbers
+    better: Better | None = None  # which end is better, shown beside the title; None for neither
+    wide: bool = False  # whether the cells hold sentences
+    name: str = ""  # header in CSV; the title by default
+    brief: str = ""  # header in a terminal, where line breaks are kept; the title by default
 
 
 Cell = str | int | float | Stat | Value | None
@@ -104,15 +89,11 @@ class Table(NamedTuple):
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     """None for a missing value; a Stat or a Value has its range or interval shown with it."""
-    name: str = ""
-    """File name without extension."""
+    name: str = ""  # file name without extension
     title: str = ""
-    note: str = ""
-    """How the numbers were measured and what to consider when comparing them."""
-    bold: frozenset[tuple[int, int]] = frozenset()
-    """Cells (row, column) marked as the best."""
-    rules: frozenset[int] = frozenset()
-    """Rows with a horizontal line above them."""
+    note: str = ""  # how the numbers were measured and what to consider when comparing them
+    bold: frozenset[tuple[int, int]] = frozenset()  # cells (row, column) marked as the best
+    rules: frozenset[int] = frozenset()  # rows with a horizontal line above them
 
 
 def best_of(values: Sequence[float | None], digits: int, better: Better | None = "high") -> set[int]:

@@ -15,8 +15,7 @@ from sampled_sae.sae import SAE
 from sampled_sae.utils.cost import Cost, Workload
 from sampled_sae.utils.measures import Metric
 
-WORDS = 40_000
-"""Approximate number of words of ASCII letters in a tokenizer's vocabulary."""
+WORDS = 40_000  # approximate number of words of ASCII letters in a tokenizer's vocabulary
 
 
 @register_evaluation

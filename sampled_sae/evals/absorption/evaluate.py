@@ -32,10 +32,8 @@ from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
-FEW_WORDS = 20
-"""With fewer words to test on a letter's F1 hangs on single ones."""
-MOST_ABSORBERS = 10
-"""Absorbing latents per letter that are named in a result."""
+FEW_WORDS = 20  # with fewer words to test on a letter's F1 hangs on single ones
+MOST_ABSORBERS = 10  # absorbing latents per letter that are named in a result
 
 
 def evaluate_absorption_many(

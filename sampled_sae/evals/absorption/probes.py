@@ -16,21 +16,16 @@ from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 
-BETAS, EPSILON = (0.9, 0.999), 1e-8
-"""Adam's."""
-ROUNDS, ENOUGH = 100, 1e-10
-"""Most steps of Newton's method, and the mean gradient at which it stops."""
-ROUNDING = 1e-12
-"""What a loss may rise by, as a share of it, without being worse."""
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's
+ROUNDS, ENOUGH = 100, 1e-10  # most steps of Newton's method, and the mean gradient at which it stops
+ROUNDING = 1e-12  # what a loss may rise by, as a share of it, without being worse
 
 
 class Probes(NamedTuple):
     """One linear probe per letter: x @ weight + bias is above 0 where the letter is seen."""
 
-    weight: Tensor
-    """[width, letters]."""
-    bias: Tensor
-    """[letters]."""
+    weight: Tensor  # [width, letters]
+    bias: Tensor  # [letters]
 
     def scores(self, x: Tensor) -> Tensor:
         """x [n, width] -> [n, letters]."""
@@ -42,14 +37,10 @@ class Schedule(NamedTuple):
 
     epochs: int
     batch: int
-    lr: float
-    """In the first epoch."""
-    end_lr: float
-    """Where the learning rate would be after the last; it falls by the same factor each epoch."""
-    decay: float
-    """Weight decay, added to the gradient."""
-    l1: float = 0.0
-    """Weight of the probes' mean L1 norm."""
+    lr: float  # in the first epoch
+    end_lr: float  # where the learning rate would be after the last; it falls by the same factor each epoch
+    decay: float  # weight decay, added to the gradient
+    l1: float = 0.0  # weight of the probes' mean L1 norm
 
 
 class Batch(Protocol):
@@ -208,16 +199,11 @@ def f1(seen: Tensor, truth: Tensor) -> Tensor:
 class Spelling(NamedTuple):
     """Probes for the letters that some training word begins with, in the alphabet's order."""
 
-    letters: list[int]
-    """These letters, 0 to 25; all else here goes by their order."""
-    probes: Probes
-    """On the residual stream: weight [d, letters]."""
-    f1: list[float | None]
-    """On the test words; none for a letter that no test word begins with."""
-    right: Tensor
-    """Measured words whose own probe sees their letter in the test prompt, [n_measured] bool."""
-    column: Tensor
-    """The place of each letter of the alphabet, [26] int64; -1 for those without a probe."""
+    letters: list[int]  # these letters, 0 to 25; all else here goes by their order
+    probes: Probes  # on the residual stream: weight [d, letters]
+    f1: list[float | None]  # on the test words; none for a letter that no test word begins with
+    right: Tensor  # measured words whose own probe sees their letter in the test prompt, [n_measured] bool
+    column: Tensor  # the place of each letter of the alphabet, [26] int64; -1 for those without a probe
 
     def truth(self, letters: Tensor) -> Tensor:
         """First letters [n] -> [n, letters] bool."""
@@ -228,12 +214,9 @@ class LayerSpelling(NamedTuple):
     """How well probes predict first letters from the residual stream after one layer."""
 
     layer: int
-    words: int
-    """Words that were read."""
-    usable: int
-    """Letters whose probe has an F1 above `min_f1`."""
-    f1: dict[str, float | None]
-    """By letter; none where there were no words to train or to test on."""
+    words: int  # words that were read
+    usable: int  # letters whose probe has an F1 above `min_f1`
+    f1: dict[str, float | None]  # by letter; none where there were no words to train or to test on
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""

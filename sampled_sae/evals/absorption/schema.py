@@ -96,42 +96,27 @@ class Absorber(NamedTuple):
     """A latent that takes a letter's place at some words."""
 
     latent: int
-    words: int
-    """Words in whose fraction it counts."""
-    full: int
-    """Words that it absorbs alone."""
+    words: int  # words in whose fraction it counts
+    full: int  # words that it absorbs alone
 
 
 class LetterResult(NamedTuple):
     """One letter; what could not be measured is none."""
 
     letter: str
-    why_not: str | None
-    """Why the letter does not count; none for a usable one."""
-    train_words: int
-    """Words with this letter that probes were fitted on."""
-    test_words: int
-    """Words with this letter that tested them."""
-    f1: float | None
-    """Of the probe on the residual stream: whether the model knows the letter here."""
-    sparse_f1: list[float]
-    """Of probes on the first 1, 2, ... of `ranked`."""
-    ranked: list[int]
-    """Latents that the L1 probe points to, best first."""
-    main: list[int]
-    """The first ones of these, the letter's main latents. More than one: the letter is split."""
-    words: int
-    """Test words that the probe gets right: absorption is measured on these."""
-    fraction: float | None
-    """Mean absorption fraction over these words."""
-    full: float | None
-    """Share of these words that are fully absorbed."""
-    full_words: int
-    """Number of these words that are fully absorbed."""
-    absorbers: list[Absorber]
-    """The latents that absorb at most words."""
-    absorbing: int
-    """How many latents absorb at some word."""
+    why_not: str | None  # why the letter does not count; none for a usable one
+    train_words: int  # words with this letter that probes were fitted on
+    test_words: int  # words with this letter that tested them
+    f1: float | None  # of the probe on the residual stream: whether the model knows the letter here
+    sparse_f1: list[float]  # of probes on the first 1, 2, ... of `ranked`.
+    ranked: list[int]  # latents that the L1 probe points to, best first
+    main: list[int]  # the first ones of these, the letter's main latents. More than one: the letter is split.
+    words: int  # test words that the probe gets right: absorption is measured on these
+    fraction: float | None  # mean absorption fraction over these words
+    full: float | None  # share of these words that are fully absorbed
+    full_words: int  # number of these words that are fully absorbed
+    absorbers: list[Absorber]  # the latents that absorb at most words
+    absorbing: int  # how many latents absorb at some word
 
     @property
     def usable(self) -> bool:
@@ -143,33 +128,21 @@ class AbsorptionResult(NamedTuple):
     """One SAE on one layer of one model."""
 
     model: str
-    dtype: str
-    """The model's precision."""
-    layer: int
-    """The residual stream after this block, counted from 0."""
-    words: int
-    """Words of the task, to train and to test."""
-    left_out: int
-    """Words of the vocabulary that are not one token in the prompt, and so are not used."""
-    tail: int
-    """Tokens of the template after the word."""
-    usable_letters: int
-    """Letters that the model knows here."""
-    not_evaluable: str | None
-    """Why there are no means; none where there are."""
-    fraction: Spread | None
-    """Absorption fraction: mean over words, then over usable letters."""
-    full: Spread | None
-    """Share of fully absorbed words."""
-    splits: Spread | None
-    """Main latents per letter; 1 where no letter is split."""
+    dtype: str  # the model's precision
+    layer: int  # the residual stream after this block, counted from 0
+    words: int  # words of the task, to train and to test
+    left_out: int  # words of the vocabulary that are not one token in the prompt, and so are not used
+    tail: int  # tokens of the template after the word
+    usable_letters: int  # letters that the model knows here
+    not_evaluable: str | None  # why there are no means; none where there are
+    fraction: Spread | None  # absorption fraction: mean over words, then over usable letters
+    full: Spread | None  # share of fully absorbed words
+    splits: Spread | None  # main latents per letter; 1 where no letter is split
     main_f1: Spread | None
     """F1 of the probes on the main latents. Where it is low, the SAE has no latents for letters that others could
     absorb, and the numbers above mean little."""
-    letters: list[LetterResult]
-    """All 26."""
-    settings: AbsorptionConfig
-    """How it was measured."""
+    letters: list[LetterResult]  # all 26
+    settings: AbsorptionConfig  # how it was measured
 
 
 def to_saebench(result: AbsorptionResult, settings: AbsorptionConfig | None = None) -> dict[str, Any]:

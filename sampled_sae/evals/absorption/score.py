@@ -18,12 +18,9 @@ from sampled_sae.sae import SAE
 class MainLatents(NamedTuple):
     """For each letter that has a probe, in their order."""
 
-    ranked: list[list[int]]
-    """Latents of the largest weights of the L1 probe, largest first."""
-    f1: list[list[float]]
-    """On the test words, by the first 1, 2, ... of these."""
-    main: list[list[int]]
-    """The first ones, as many as are main latents."""
+    ranked: list[list[int]]  # latents of the largest weights of the L1 probe, largest first
+    f1: list[list[float]]  # on the test words, by the first 1, 2, ... of these.
+    main: list[list[int]]  # the first ones, as many as are main latents
 
 
 @torch.no_grad()
@@ -96,21 +93,16 @@ def without_silent_words(columns: Tensor, places: Tensor, truth: Tensor) -> tupl
     return x, y, counts
 
 
-SILENT = 1e-8
-"""A main latent below this does not fire."""
+SILENT = 1e-8  # a main latent below this does not fire
 
 
 class Absorption(NamedTuple):
     """Of each word [n], for its own first letter."""
 
-    fraction: Tensor
-    """0 where the main latents carry the letter, 1 where others do alone."""
-    full: Tensor
-    """Whether one latent took the place of silent main latents."""
-    absorbers: Tensor
-    """Latents that the fraction counts, [n, absorbers], largest first; -1 for none."""
-    top: Tensor
-    """The latent with the largest projection on the probe; -1 where nothing fires."""
+    fraction: Tensor  # 0 where the main latents carry the letter, 1 where others do alone
+    full: Tensor  # whether one latent took the place of silent main latents
+    absorbers: Tensor  # latents that the fraction counts, [n, absorbers], largest first; -1 for none
+    top: Tensor  # the latent with the largest projection on the probe; -1 where nothing fires
 
 
 @torch.no_grad()

@@ -17,17 +17,14 @@ from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 
 LETTERS = ascii_lowercase
-TEXTS_AT_ONCE = 4096
-"""Prompts that are tokenized together."""
+TEXTS_AT_ONCE = 4096  # prompts that are tokenized together
 
 
 class Word(NamedTuple):
     """A word that is one token of the vocabulary."""
 
-    text: str
-    """ASCII letters, with or without a leading space."""
-    token: int
-    """Its id."""
+    text: str  # ASCII letters, with or without a leading space
+    token: int  # its id
 
     @property
     def letter(self) -> int:
@@ -39,25 +36,18 @@ class Prompt(NamedTuple):
     """A word after solved lines; what would follow the word is left off, for nothing of it is read."""
 
     word: Word
-    tokens: np.ndarray
-    """[L] int64, the last one is the word."""
+    tokens: np.ndarray  # [L] int64, the last one is the word
 
 
 class Prompts(NamedTuple):
     """All prompts of an evaluation."""
 
-    train: list[Prompt]
-    """Probes are fitted on these."""
-    test: list[Prompt]
-    """Probes are tested on these."""
-    fresh: list[Prompt]
-    """The test words after other lines; empty if none were asked for."""
-    words: int
-    """Words that were drawn for the task."""
-    left_out: int
-    """Words of the vocabulary that come out as other tokens in a prompt."""
-    tail: int
-    """Tokens of the template after the word."""
+    train: list[Prompt]  # probes are fitted on these
+    test: list[Prompt]  # probes are tested on these
+    fresh: list[Prompt]  # the test words after other lines; empty if none were asked for
+    words: int  # words that were drawn for the task
+    left_out: int  # words of the vocabulary that come out as other tokens in a prompt
+    tail: int  # tokens of the template after the word
 
 
 def make_prompts(tokenizer: Any, settings: AbsorptionConfig) -> Prompts:
@@ -160,32 +150,24 @@ def _is_word(text: str) -> bool:
     return bool(text) and all(char in ascii_letters for char in text)
 
 
-Progress = Callable[[int, int], None]
-"""Called with the finished and the total number of parts."""
+Progress = Callable[[int, int], None]  # called with the finished and the total number of parts
 
 
 class Readings(NamedTuple):
     """Words and what one layer of the model holds at them."""
 
-    x: Tensor
-    """The residual stream at the word's token, [n, d] float32."""
-    letters: Tensor
-    """First letters, [n] int64, 0 to 25."""
-    words: list[str]
-    """The words themselves."""
+    x: Tensor  # the residual stream at the word's token, [n, d] float32
+    letters: Tensor  # first letters, [n] int64, 0 to 25
+    words: list[str]  # the words themselves
 
 
 class LayerReadings(NamedTuple):
     """One layer's readings of all prompts."""
 
-    train: Readings
-    """Words that probes are fitted on."""
-    test: Readings
-    """Words that test them."""
-    measured: Readings
-    """Test words on which absorption is measured: `test` itself, or the same words in fresh prompts."""
-    test_rows: Tensor
-    """Where each measured word is in `test`, [n_measured] int64."""
+    train: Readings  # words that probes are fitted on
+    test: Readings  # words that test them
+    measured: Readings  # test words on which absorption is measured: `test` itself, or the same words in fresh prompts
+    test_rows: Tensor  # where each measured word is in `test`, [n_measured] int64
 
 
 def read_layers(

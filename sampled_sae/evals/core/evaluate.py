@@ -25,25 +25,18 @@ from sampled_sae.utils.errors import UserError
 class Means(NamedTuple):
     """The mean activation of some of the tokens, in float64."""
 
-    overall: Tensor
-    """[d], over all contexts."""
-    batches: Tensor
-    """[batches, d], over each batch of `legacy_batch` contexts."""
+    overall: Tensor  # [d], over all contexts
+    batches: Tensor  # [batches, d], over each batch of `legacy_batch` contexts
 
 
 class Survey(NamedTuple):
     """What has to be known before anything is measured: 2 bytes per token, and the means of each batch."""
 
-    measured: Tensor
-    """[n, L] bool: positions that are not left out."""
-    normal: Tensor
-    """[n, L] bool: measured positions without a high norm."""
-    median_norm: float
-    """Of the measured positions."""
-    means: Means
-    """Of the measured positions."""
-    normal_means: Means
-    """Of the measured positions without a high norm."""
+    measured: Tensor  # [n, L] bool: positions that are not left out
+    normal: Tensor  # [n, L] bool: measured positions without a high norm
+    median_norm: float  # of the measured positions
+    means: Means  # of the measured positions
+    normal_means: Means  # of the measured positions without a high norm
 
 
 def survey(model: LanguageModel, layer: int, contexts: Tensor, settings: CoreConfig) -> Survey:

@@ -14,33 +14,24 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import LAST, STEPS, training_time_codes
 
-ROUNDING = 1e-12
-"""A variance below this fraction of the squared norm is rounding of equal numbers in float32."""
-DENSE = 0.02
-"""Fraction of nonzero codes above which a dense product decodes faster than a sum of rows."""
-GROUPS = 50
-"""Groups of contexts with separate firing counts; intervals of densities resample groups."""
-LOWEST, BINS_A_DECADE = -7, 4
-"""The density histogram goes from 10^LOWEST to 1."""
-LATENTS = 8192
-"""Latents whose resampled densities are in memory at one time."""
+ROUNDING = 1e-12  # a variance below this fraction of the squared norm is rounding of equal numbers in float32
+DENSE = 0.02  # fraction of nonzero codes above which a dense product decodes faster than a sum of rows
+GROUPS = 50  # groups of contexts with separate firing counts; intervals of densities resample groups
+LOWEST, BINS_A_DECADE = -7, 4  # the density histogram goes from 10^LOWEST to 1
+LATENTS = 8192  # latents whose resampled densities are in memory at one time
 
 
 class Fidelity(NamedTuple):
     """Over the measured tokens, or over those without a high norm."""
 
-    tokens: int
-    """Number of tokens."""
+    tokens: int  # number of tokens
     fvu: Estimate
     """Fraction of variance unexplained: sum ||x - x_hat||^2 / sum ||x - mean||^2, the mean over all of them."""
     explained_variance_legacy: Estimate
     """SAEBench's: mean over tokens of 1 - ||x - x_hat||^2 / ||x - mean||^2, the mean over batches of contexts."""
-    l0: Estimate
-    """Mean active latents per token, by the inference threshold."""
-    cosine: Estimate
-    """Mean cosine of x and x_hat; 0 if x_hat is zero. Tokens with x = 0 do not count."""
-    relative_norm: Estimate
-    """Mean of ||x_hat|| / ||x||. Tokens with x = 0 do not count."""
+    l0: Estimate  # mean active latents per token, by the inference threshold
+    cosine: Estimate  # mean cosine of x and x_hat; 0 if x_hat is zero. Tokens with x = 0 do not count.
+    relative_norm: Estimate  # mean of ||x_hat|| / ||x||. Tokens with x = 0 do not count.
 
 
 class Density(NamedTuple):
@@ -48,16 +39,13 @@ class Density(NamedTuple):
 
     over_10_percent: Estimate
     """Fraction of latents that fire on more than 10% of the tokens; its interval resamples groups of contexts."""
-    over_1_percent: Estimate
-    """Fraction of latents that fire on more than 1% of the tokens; its interval likewise."""
+    over_1_percent: Estimate  # fraction of latents that fire on more than 1% of the tokens; its interval likewise
     alive: float
     """Fraction of latents that fire at all. No interval: a resample has fewer contexts and never more live latents."""
-    dead: int
-    """Number of latents that never fire; they are not in the histogram."""
+    dead: int  # number of latents that never fire; they are not in the histogram
     histogram: list[int]
     """Number of latents in each density bin; a bin includes its lower edge, the first all below, the last also 1."""
-    log10_edges: list[float]
-    """Edges of the bins, one more than there are bins."""
+    log10_edges: list[float]  # edges of the bins, one more than there are bins
 
 
 class Firing:
@@ -167,19 +155,15 @@ def unexplained(totals: Mapping[str, Tensor]) -> Tensor:
     return ratio(totals["error"], totals["variance"], ROUNDING * totals["energy"])
 
 
-MIXED = 8
-"""Batches whose tokens are shuffled together: as in training, tokens of one context do not share a cut."""
+MIXED = 8  # batches whose tokens are shuffled together: as in training, tokens of one context do not share a cut
 
 
 class Trained(NamedTuple):
     """By training-time selection: pool and budget of whole batches of tokens; the last incomplete batch is dropped."""
 
-    tokens: int
-    """Number of tokens."""
-    fvu: Estimate
-    """Fraction of variance unexplained."""
-    l0: Estimate
-    """Mean active latents per token: k, unless the pool has fewer positive activations."""
+    tokens: int  # number of tokens
+    fvu: Estimate  # fraction of variance unexplained
+    l0: Estimate  # mean active latents per token: k, unless the pool has fewer positive activations
 
 
 class MixedBatches:

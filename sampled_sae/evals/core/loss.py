@@ -11,50 +11,33 @@ from torch import Tensor
 from sampled_sae.evals.bootstrap import Estimate, estimate, ratio
 from sampled_sae.models.language_model import LanguageModel
 
-MOST = 2**26
-"""Entries of the logits that are held in float32 at one time: 256 MiB."""
-NOISE = 1e-7
-"""Nats below the rounding of float32: no fraction of so small a loss can be recovered."""
+MOST = 2**26  # entries of the logits that are held in float32 at one time: 256 MiB
+NOISE = 1e-7  # nats below the rounding of float32: no fraction of so small a loss can be recovered
 
 
 class Loss(NamedTuple):
     """In nats a token. Cross-entropy counts measured positions but for the last of a context, KL that one too."""
 
-    ce_model: Estimate
-    """Cross-entropy of the model as it is."""
-    ce_sae: Estimate
-    """Cross-entropy with the reconstruction put in."""
-    ce_zero: Estimate
-    """Cross-entropy with zeros put in."""
-    ce_mean: Estimate
-    """Cross-entropy with the mean activation put in."""
-    ce_recovered: Estimate
-    """(ce_zero - ce_sae) / (ce_zero - ce_model)."""
-    ce_recovered_mean: Estimate
-    """(ce_mean - ce_sae) / (ce_mean - ce_model)."""
-    kl_sae: Estimate
-    """KL divergence of the model's predictions to those with the reconstruction put in."""
-    kl_zero: Estimate
-    """The same for zeros."""
-    kl_mean: Estimate
-    """The same for the mean activation."""
-    kl_recovered: Estimate
-    """(kl_zero - kl_sae) / kl_zero."""
-    kl_recovered_mean: Estimate
-    """(kl_mean - kl_sae) / kl_mean."""
+    ce_model: Estimate  # cross-entropy of the model as it is
+    ce_sae: Estimate  # cross-entropy with the reconstruction put in
+    ce_zero: Estimate  # cross-entropy with zeros put in
+    ce_mean: Estimate  # cross-entropy with the mean activation put in
+    ce_recovered: Estimate  # (ce_zero - ce_sae) / (ce_zero - ce_model)
+    ce_recovered_mean: Estimate  # (ce_mean - ce_sae) / (ce_mean - ce_model)
+    kl_sae: Estimate  # KL divergence of the model's predictions to those with the reconstruction put in
+    kl_zero: Estimate  # the same for zeros
+    kl_mean: Estimate  # the same for the mean activation
+    kl_recovered: Estimate  # (kl_zero - kl_sae) / kl_zero
+    kl_recovered_mean: Estimate  # (kl_mean - kl_sae) / kl_mean
 
 
 class Reading(NamedTuple):
     """Some contexts as the model reads them by itself."""
 
-    tokens: Tensor
-    """[c, L] long."""
-    measured: Tensor
-    """[c, L] bool, on the model's device."""
-    stream: Tensor
-    """[c, L, d], the residual stream after the layer."""
-    logits: Tensor | None
-    """[c, L, vocabulary]; none if no loss is measured."""
+    tokens: Tensor  # [c, L] long
+    measured: Tensor  # [c, L] bool, on the model's device
+    stream: Tensor  # [c, L, d], the residual stream after the layer
+    logits: Tensor | None  # [c, L, vocabulary]; none if no loss is measured
 
 
 def read(model: LanguageModel, layer: int, tokens: Tensor, measured: Tensor, loss: bool) -> Reading:

@@ -88,26 +88,17 @@ def special_tokens(tokenizer: Any) -> tuple[int, ...]:
 class CoreResult(NamedTuple):
     """One SAE on one layer of one model; every `Estimate` has a bootstrap interval over contexts."""
 
-    layer: int
-    """The residual stream after this block, counted from 0."""
-    contexts: int
-    """Contexts that were read."""
-    median_norm: float
-    """Median norm of the measured tokens."""
-    measured: Fidelity
-    """Over all measured tokens."""
-    normal: Fidelity
-    """Over those without a high norm."""
-    trained: Trained | None
-    """By training's own cut; none for an SAE without a training configuration."""
+    layer: int  # the residual stream after this block, counted from 0
+    contexts: int  # contexts that were read
+    median_norm: float  # median norm of the measured tokens
+    measured: Fidelity  # over all measured tokens
+    normal: Fidelity  # over those without a high norm
+    trained: Trained | None  # by training's own cut; none for an SAE without a training configuration
     density: Density
     """How often its latents fire, on the tokens without a high norm: at one of those half of all latents may fire."""
-    density_measured: Density
-    """The same over all measured tokens."""
-    loss: Loss | None
-    """What the model loses; none if it was not to be measured."""
-    settings: CoreConfig
-    """How it was measured."""
+    density_measured: Density  # the same over all measured tokens
+    loss: Loss | None  # what the model loses; none if it was not to be measured
+    settings: CoreConfig  # how it was measured
     fired: Tensor | None = None
     """[m]: on how many of the tokens without a high norm each latent fires; not part of `to_dict`."""
 

@@ -27,16 +27,13 @@ class Labelled:
     name: str
     texts: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    splits: list[str] | None = None
-    """train or test for each text; none for a dataset that is still to be split."""
+    splits: list[str] | None = None  # train or test for each text; none for a dataset that is still to be split
     groups: list[str] | None = None
     """A second label, over which the texts of a class are drawn evenly; none for a dataset without."""
-    blank: int = 0
-    """Texts that were left out because there is nothing in them."""
+    blank: int = 0  # texts that were left out because there is nothing in them
     repeated: int = 0
     """Texts that were left out because the same text was there before: a split must not put one on both sides."""
-    other_split: int = 0
-    """Texts that were left out because they belong to neither train nor test."""
+    other_split: int = 0  # texts that were left out because they belong to neither train nor test
     _seen: set[str] = field(default_factory=set)
 
     def add(self, text: str, label: str, split: str | None = None, group: str | None = None) -> None:
@@ -160,10 +157,8 @@ READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
     ".csv": _read_csv,
 }
 
-CODE_SKIPPED = 150
-"""Characters at the start of a code file that are left out: often a licence."""
-CODE_SHORTEST = CODE_SKIPPED + 3 * 128
-"""Code files that are not longer than this are left out."""
+CODE_SKIPPED = 150  # characters at the start of a code file that are left out: often a licence
+CODE_SHORTEST = CODE_SKIPPED + 3 * 128  # code files that are not longer than this are left out
 CODE_ENDINGS = {".c": "C", ".h": "C", ".html": "HTML", ".java": "Java", ".py": "Python"} | dict.fromkeys(
     (".php", ".php3", ".php4", ".php5", ".phps", ".phpt"), "PHP"
 )
@@ -178,8 +173,7 @@ class Columns:
     classes: tuple[str, ...]
     text: str
     label: str
-    group: str | None = None
-    """Column over which the texts of a class are drawn evenly."""
+    group: str | None = None  # column over which the texts of a class are drawn evenly
 
 
 BIOS, REVIEWS = "LabHC/bias_in_bios", "canrager/amazon_reviews_mcauley_1and5"
@@ -314,10 +308,8 @@ def _check(found: Labelled, source: str) -> None:
 
 
 PACKAGES = ("asyncio", "email", "multiprocessing", "unittest", "xml")
-LINES = 12
-"""Lines of a piece, blank ones not counted."""
-FEWEST = 20
-"""Pieces that a package must have."""
+LINES = 12  # lines of a piece, blank ones not counted
+FEWEST = 20  # pieces that a package must have
 
 
 def write_labelled(path: Path, each: int) -> Path:

@@ -17,10 +17,8 @@ from sampled_sae.utils.errors import UserError
 class Part(NamedTuple):
     """Texts of one task, as many of its class as of the others."""
 
-    rows: Tensor
-    """[n] long: numbers of the texts."""
-    positive: Tensor
-    """[n] bool: whether each is of the task's class."""
+    rows: Tensor  # [n] long: numbers of the texts
+    positive: Tensor  # [n] bool: whether each is of the task's class
 
 
 class Task(NamedTuple):
@@ -35,15 +33,12 @@ class Task(NamedTuple):
 class Draws(NamedTuple):
     """What is to be done with one dataset."""
 
-    tasks: list[Task]
-    """For each seed one for each class that has enough texts."""
-    skipped: dict[str, str]
-    """Why a class has no task."""
+    tasks: list[Task]  # for each seed one for each class that has enough texts
+    skipped: dict[str, str]  # why a class has no task
 
 
 Item = TypeVar("Item")
-Pools = dict[str, list[int]]
-"""Numbers of the texts of each class, in random order."""
+Pools = dict[str, list[int]]  # numbers of the texts of each class, in random order
 
 
 def draw(dataset: Labelled, settings: ProbingConfig) -> Draws:

@@ -48,12 +48,9 @@ def _auc(f: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 class Padded(NamedTuple):
     """The same part of several tasks, filled up to the longest."""
 
-    rows: Tensor
-    """[T, n] long; 0 where there is nothing."""
-    positive: Tensor
-    """[T, n] bool."""
-    there: Tensor
-    """[T, n] bool."""
+    rows: Tensor  # [T, n] long; 0 where there is nothing
+    positive: Tensor  # [T, n] bool
+    there: Tensor  # [T, n] bool
 
 
 class TopProbes(NamedTuple):
@@ -61,8 +58,7 @@ class TopProbes(NamedTuple):
 
     columns: list[list[int]]
     """For each task the columns by how much they differ, the most first; those that do not differ are left out."""
-    scores: dict[int, list[Scores]]
-    """For each k those of each task."""
+    scores: dict[int, list[Scores]]  # for each k those of each task
 
 
 def contrast(tasks: Sequence[Task], texts: int) -> Tensor:
@@ -126,8 +122,7 @@ def _padded(parts: Sequence[Part], device: torch.device) -> Padded:
     return Padded(together([part.rows for part in parts]), together([part.positive for part in parts]), together(there))
 
 
-PROBE_WORK = 50
-"""A probe on all columns counts as much as so many texts that are read, for the progress shown."""
+PROBE_WORK = 50  # a probe on all columns counts as much as so many texts that are read, for the progress shown
 Rows = Callable[[Tensor], Tensor]
 
 
@@ -176,8 +171,7 @@ class _Work(NamedTuple):
 
     dataset: Labelled
     draws: Draws
-    texts: list[int]
-    """Numbers of the texts that some task uses."""
+    texts: list[int]  # numbers of the texts that some task uses
 
 
 def _prepare(settings: ProbingConfig) -> list[_Work]:

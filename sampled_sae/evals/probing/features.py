@@ -20,8 +20,7 @@ from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
-TEXTS_AT_ONCE = 1024
-"""Texts that are tokenized together."""
+TEXTS_AT_ONCE = 1024  # texts that are tokenized together
 CHARACTERS_A_TOKEN = 64
 """Characters read of a text for each token that is used: enough unless tokens are ten times as long as usual."""
 
@@ -29,12 +28,9 @@ CHARACTERS_A_TOKEN = 64
 class Tokens(NamedTuple):
     """Token ids of some texts, padded at their ends, of about equal length."""
 
-    first: int
-    """Number of the first text; the others follow it."""
-    ids: Tensor
-    """[t, L] long, with BOS if there is one."""
-    lengths: Tensor
-    """[t] long: tokens of each text, without BOS and padding."""
+    first: int  # number of the first text; the others follow it
+    ids: Tensor  # [t, L] long, with BOS if there is one
+    lengths: Tensor  # [t] long: tokens of each text, without BOS and padding
 
 
 def tokenize(texts: Sequence[str], tokenizer: Tokenizer, settings: ProbingConfig) -> list[list[int]]:
@@ -115,10 +111,8 @@ class MeanCodes:
 class Features(NamedTuple):
     """Input of the probes of one dataset."""
 
-    residual: Tensor
-    """[N, d_in] float64: mean residual stream of each text."""
-    codes: list[MeanCodes]
-    """Mean codes of each text, for each SAE."""
+    residual: Tensor  # [N, d_in] float64: mean residual stream of each text
+    codes: list[MeanCodes]  # mean codes of each text, for each SAE
 
 
 def read(

@@ -15,16 +15,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 ROUNDS = 100
 HALVINGS = 40
-CLOSE = 1e-10
-"""Newton's decrement, as a share of the objective, at which the step that it belongs to is the last one."""
-ROUNDING = 1e-13
-"""Share of the objective by which it may seem to grow."""
+CLOSE = 1e-10  # Newton's decrement, as a share of the objective, at which the step that it belongs to is the last one
+ROUNDING = 1e-13  # share of the objective by which it may seem to grow
 DAMPING = [10.0**power for power in range(-15, 1)]
 """Shares of its diagonal that are added to a matrix which rounding keeps from being factored, the least that does."""
-LARGE = 1e8
-"""C |x|^2 of a text above which rounding leaves too little of the products of texts."""
-COLUMNS = 8192
-"""Columns of a product in float64 at one time."""
+LARGE = 1e8  # C |x|^2 of a text above which rounding leaves too little of the products of texts
+COLUMNS = 8192  # columns of a product in float64 at one time
 
 
 def fit(x: Tensor, positive: Tensor, weight: Tensor | None = None, C: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -177,8 +173,7 @@ def _solve(matrices: Tensor, right: Tensor) -> Tensor:
     return torch.cholesky_solve(right, factor)
 
 
-BATCH, EPOCHS, PATIENCE, RATE = 250, 100, 10, 1e-2
-"""SAEBench's."""
+BATCH, EPOCHS, PATIENCE, RATE = 250, 100, 10, 1e-2  # SAEBench's
 
 
 def fit_adam(train: Tensor, positive: Tensor, test: Tensor, test_positive: Tensor, columns: int, seed: int) -> Tensor:

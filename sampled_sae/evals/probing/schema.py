@@ -74,12 +74,9 @@ class ProbingConfig(Config):
 class Scores(NamedTuple):
     """Of one probe on its test texts, half of which are of its class."""
 
-    accuracy: float
-    """Share of right answers."""
-    f1: float
-    """Of its class: harmonic mean of precision and recall; 0 without a true positive."""
-    auc: float
-    """Chance that a text of its class gets a higher value than one of the others; a tie counts half."""
+    accuracy: float  # share of right answers
+    f1: float  # of its class: harmonic mean of precision and recall; 0 without a true positive
+    auc: float  # chance that a text of its class gets a higher value than one of the others; a tie counts half
 
 
 class Summary(NamedTuple):
@@ -93,14 +90,10 @@ class Summary(NamedTuple):
 class Probes(NamedTuple):
     """One number of a kind for each kind of probe: `Scores` of single probes, or `Summary`."""
 
-    top: dict[int, Any]
-    """On the k best latents, for each k."""
-    all_latents: Any
-    """On all latents; none if that was not to be measured."""
-    residual_top: dict[int, Any]
-    """On the k best channels of the residual stream, for each k."""
-    residual: Any
-    """On the whole residual stream."""
+    top: dict[int, Any]  # on the k best latents, for each k
+    all_latents: Any  # on all latents; none if that was not to be measured
+    residual_top: dict[int, Any]  # on the k best channels of the residual stream, for each k
+    residual: Any  # on the whole residual stream
 
 
 class TaskResult(NamedTuple):
@@ -108,47 +101,35 @@ class TaskResult(NamedTuple):
 
     label: str
     seed: int
-    train_texts: int
-    """Texts that the probes were fitted to, half of them of the class."""
+    train_texts: int  # texts that the probes were fitted to, half of them of the class
     test_texts: int
     latents: list[int]
     """The latents that differ most between the class and the others, the most first: as many as the largest k."""
-    scores: Probes
-    """`Scores` of each probe."""
+    scores: Probes  # `Scores` of each probe
 
 
 class DatasetResult(NamedTuple):
     """All classes of one dataset."""
 
     name: str
-    summary: Probes
-    """`Summary` of each kind of probe: means over classes."""
+    summary: Probes  # `Summary` of each kind of probe: means over classes
     tasks: list[TaskResult]
-    texts: int
-    """Different texts that were read."""
-    blank: int
-    """Texts that were left out because there is nothing in them."""
-    repeated: int
-    """Texts that were left out because the same text was there before."""
-    other_split: int
-    """Texts that were left out because they belong to neither train nor test."""
-    skipped: dict[str, str]
-    """Classes that have too few texts for a task, and how many they have."""
+    texts: int  # different texts that were read
+    blank: int  # texts that were left out because there is nothing in them
+    repeated: int  # texts that were left out because the same text was there before
+    other_split: int  # texts that were left out because they belong to neither train nor test
+    skipped: dict[str, str]  # classes that have too few texts for a task, and how many they have
 
 
 class ProbingResult(NamedTuple):
     """One SAE on one layer of one model."""
 
     model: str
-    dtype: str
-    """Of the model's activations."""
-    layer: int
-    """The residual stream after this block, counted from 0."""
-    summary: Probes
-    """`Summary` of each kind of probe: means over classes, then datasets."""
+    dtype: str  # of the model's activations
+    layer: int  # the residual stream after this block, counted from 0
+    summary: Probes  # `Summary` of each kind of probe: means over classes, then datasets
     datasets: list[DatasetResult]
-    settings: ProbingConfig
-    """How it was measured."""
+    settings: ProbingConfig  # how it was measured
 
 
 def combine(probes: Sequence[Probes], merge: Callable[[list[Any]], Any]) -> Probes:
@@ -190,8 +171,7 @@ def _spread(scores: list[Scores]) -> Summary:
 
 # ---- SAEBench's layout -------------------------------------------------------------------------------
 
-SAEBENCH_K = (1, 2, 5, 10, 20, 50, 100)
-"""Those that SAEBench's results have a name for."""
+SAEBENCH_K = (1, 2, 5, 10, 20, 50, 100)  # those that SAEBench's results have a name for
 
 
 def to_saebench(result: ProbingResult, settings: ProbingConfig) -> dict[str, Any]:
