@@ -182,7 +182,7 @@ def evaluate(
     evals/NAME.json in their folders, and not measured again unless `redo`. With `out`, a table of all results and the
     files for SAEBench's tools are written there.
     """
-    from sampled_sae.evals.saes import find_saes, names_of
+    from sampled_sae.evals.results import find_saes, names_of
     from sampled_sae.evals.session import evaluate_saes
     from sampled_sae.reporting.tables import write_tables
 
@@ -301,7 +301,7 @@ def browse(
     from sampled_sae.browser.write import make_page, write_browser
     from sampled_sae.config import require
     from sampled_sae.data.text import TextSource
-    from sampled_sae.evals.saes import layer_of, named
+    from sampled_sae.evals.session import layer_of, named
     from sampled_sae.utils.files import make_folder
     from sampled_sae.utils.progress import Stages
     from sampled_sae.utils.system import usable_device
@@ -345,7 +345,7 @@ def _listed(items: Any) -> list[Any]:
 @contextmanager
 def _on_disk(saes: SAEs) -> Iterator[list[Path]]:
     """Folders of the SAEs, in order; those that are only in memory are saved in a temporary one."""
-    from sampled_sae.evals.saes import is_saved
+    from sampled_sae.evals.session import is_saved
 
     with tempfile.TemporaryDirectory() as place:
         folders = []

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from sampled_sae.config import Config, plain
-from sampled_sae.training.metrics import METRICS
+from sampled_sae.training.learner import FINAL_METRICS
 from sampled_sae.utils.cost import Cost, Workload
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.measures import Column, Metric, Table, Value, find
+from sampled_sae.utils.measures import Column, Metric, Table, find
 from sampled_sae.utils.registry import Registry
 
 if TYPE_CHECKING:
@@ -34,6 +34,16 @@ Progress = Callable[[int, int], None]  # called with the number of finished part
 
 
 E = TypeVar("E", bound="Evaluation")
+
+
+class Job(NamedTuple):
+    """SAEs of one layer that are measured together."""
+
+    saes: Sequence[SAE]
+    model: LanguageModel
+    layer: int  # the SAEs read the residual stream after this block, counted from 0
+    contexts: Tensor | None = None  # [n, L] token ids; None unless `needs.text`
+    progress: Progress = lambda done, total: None
 
 
 class Contexts(NamedTuple):
@@ -74,19 +84,8 @@ class Evaluation(ABC):
         cls.metrics = tuple(metric._replace(evaluation=cls.name) for metric in cls.metrics)
 
     @abstractmethod
-    def run(
-        self,
-        saes: Sequence[SAE],
-        model: LanguageModel,
-        layer: int,
-        contexts: Tensor | None,
-        config: Any,
-        progress: Progress,
-    ) -> Iterator[Any]:
-        """One result per SAE, in order.
-
-        `contexts` [n, L] are token ids, None unless `needs.text`.
-        """
+    def run(self, job: Job, config: Any) -> Iterator[Any]:
+        """One result per SAE, in order."""
 
     def settings_for(self, config: Any, sae: InferenceConfig, model: LanguageModel) -> Any:
         """The settings with the values that follow from the SAE; SAEs with equal ones are measured together."""
@@ -106,8 +105,7 @@ class Evaluation(ABC):
 
     def to_dict(self, result: Any) -> dict[str, Any]:
         """The result as plain JSON; by default the fields of a named tuple or a dataclass."""
-        found: dict[str, Any] = plain(result)
-        return found
+        return dict(plain(result))
 
     def to_saebench(self, result: Any, config: Any) -> dict[str, Any] | None:
         """The result in SAEBench's layout, if it has one for this evaluation."""
@@ -120,13 +118,9 @@ class Evaluation(ABC):
     def table(self, results: Mapping[str, Any]) -> Table:
         """Results as plain JSON by the SAEs' names -> one row per SAE and one column per metric that some SAE has."""
         wanted = [metric for metric in self.metrics if not self.columns or metric.name in self.columns]
-        values = {metric: [find(metric, result) for result in results.values()] for metric in wanted}
-        shown = [metric for metric in wanted if any(values[metric])]
+        shown = [metric for metric in wanted if any(find(metric, result) for result in results.values())]
         columns = [Column(m.title, m.digits, m.better, name=m.name, brief=m.brief or m.title) for m in shown]
-        rows: list[list[str | Value | None]] = [[name] for name in results]
-        for metric in shown:
-            for row, value in zip(rows, values[metric], strict=True):
-                row.append(value)
+        rows = [[name, *(find(metric, result) for metric in shown)] for name, result in results.items()]
         reasons = {str(r["not_evaluable"]) for r in results.values() if isinstance(r, dict) and r.get("not_evaluable")}
         note = "\n".join([*filter(None, [self.note]), *(f"Not evaluable: {reason}" for reason in sorted(reasons))])
         return Table([Column(self.title), *columns], rows, self.name, self.title, note)
@@ -171,7 +165,7 @@ def chosen(names: Sequence[str]) -> list[Evaluation]:
 
 def all_metrics() -> tuple[Metric, ...]:
     """The metrics of all evaluations, then those of training."""
-    return (*(metric for evaluation in registry().values() for metric in evaluation.metrics), *METRICS)
+    return (*(metric for evaluation in registry().values() for metric in evaluation.metrics), *FINAL_METRICS)
 
 
 def titles() -> dict[str, str]:

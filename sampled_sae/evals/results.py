@@ -1,4 +1,4 @@
-"""Files that evaluations leave, one reader and one writer per kind: results, explanations, firing counts, comparisons.
+"""SAEs' folders, and the files that evaluations leave: results, explanations, firing counts, comparisons.
 
 Those of an SAE are in the folder `evals` of its own folder.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,9 +40,12 @@ def result_path(folder: Path, name: str) -> Path:
 
 def write_result(folder: Path, name: str, content: dict[str, Any]) -> Path:
     """Write a result, with how it was measured."""
-    path = result_path(folder, name)
+    return _write(result_path(folder, name), "result", content)
+
+
+def _write(path: Path, kind: str, content: dict[str, Any]) -> Path:
     make_folder(path.parent)
-    write_file(path, "result", content)
+    write_file(path, kind, content)
     return path
 
 
@@ -66,6 +69,30 @@ def fingerprint(folder: Path) -> str:
             file.seek(start)
             digest.update(file.read(SAMPLE))
     return digest.hexdigest()
+
+
+def find_saes(folders: Sequence[Path]) -> list[Path]:
+    """The folders of SAEs in these folders, or these themselves, in order."""
+    found: dict[Path, None] = {}
+    for folder in folders:
+        inside = sorted(path.parent for path in folder.rglob(WEIGHTS))
+        # A save that was killed leaves a folder that begins with a dot.
+        inside = [path for path in inside if not any(part[0] == "." for part in path.relative_to(folder).parts)]
+        if not inside:
+            raise UserError(f"{str(folder)!r}: holds no SAE; must be the folder of one, or of a run")
+        found |= dict.fromkeys(inside)
+    if not found:
+        raise UserError("folders: must name at least one SAE's folder")
+    return list(found)
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """The last parts of the folders' paths, as many as make them unique."""
+    for parts in range(1, max((len(folder.parts) for folder in folders), default=1) + 1):
+        names = ["/".join(folder.parts[-parts:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
 
 
 def saebench_layout(
@@ -106,11 +133,8 @@ def explanations_path(folder: Path) -> Path:
 
 def save_explanations(folder: Path, latents: Mapping[int, Mapping[str, Any]], **about: Any) -> Path:
     """Write what is known of each latent, at least its `explanation` and `score`; `about` is how it was made."""
-    path = explanations_path(folder)
-    make_folder(path.parent)
     plain = {str(latent): dict(latents[latent]) for latent in sorted(latents)}
-    write_file(path, "explanations", {**about, "latents": plain})
-    return path
+    return _write(explanations_path(folder), "explanations", {**about, "latents": plain})
 
 
 def read_explanations(folder: Path, d_sae: int | None = None) -> dict[int, Explanation]:
@@ -191,22 +215,18 @@ def load_live(folder: Path, d_sae: int) -> Liveness:
     if (folder / FIRING).exists():
         return Liveness(_tensor(folder / FIRING, "fired", d_sae) > 0, str(FIRING))
     if (folder / CORE).exists():
-        dead = _dead(folder / CORE)
+        content = read_json(folder / CORE)
+        try:
+            dead = int(content["result"]["density"]["dead"])
+        except (KeyError, TypeError, ValueError):
+            why = "not a result of the core evaluation; remove it or evaluate again"
+            raise UserError(f"{folder / CORE}: {why}") from None
         if dead in (0, d_sae):
             return Liveness(torch.full((d_sae,), dead == 0), str(CORE))
     if (folder / SPARSITY).exists():
         # A latent that never fired has exactly -10 there, up to rounding.
         return Liveness(_tensor(folder / SPARSITY, "sparsity", d_sae) > -9.99, str(SPARSITY))
     return Liveness(None, f"no {FIRING} with the latents that fire")
-
-
-def _dead(path: Path) -> int | None:
-    """The number of dead latents that the core evaluation counted."""
-    content = read_json(path)
-    try:
-        return int(content["result"]["density"]["dead"])
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path}: not a result of the core evaluation; remove it or evaluate again") from None
 
 
 def _tensor(path: Path, name: str, length: int) -> Tensor:
@@ -246,7 +266,8 @@ def read_unique(compare: Path, folder: Path, d_sae: int) -> dict[int, UniqueLate
     try:
         names = {item["name"] for item in content["saes"]}
         tables = [item for pair in content["pairs"] for item in pair["unique"]]
-        own = [name for name in names if _ends_with(folder, name)]
+        parts = folder.resolve().parts
+        own = [name for name in names if parts[-len(Path(name).parts) :] == Path(name).parts]
         if not own:
             raise UserError(f"compare = {str(compare)!r}: is about {', '.join(sorted(names))}: not about {folder}")
         rows = [(item["against"], row) for item in tables if item["of"] in own for row in item["table"]]
@@ -266,9 +287,3 @@ def _unique(against: Any, row: Mapping[str, Any]) -> UniqueLatent:
     overall, decoder, text = (float(row[name]) for name in ("overall", "decoder", "text"))
     nearest = None if row.get("nearest") is None else float(row["nearest"])
     return UniqueLatent(str(against), overall, decoder, text, int(row["match"]), str(row["match_explanation"]), nearest)
-
-
-def _ends_with(folder: Path, name: str) -> bool:
-    """Whether `name`, the last parts of a folder's path, is this folder's."""
-    parts = Path(name).parts
-    return folder.resolve().parts[-len(parts) :] == parts

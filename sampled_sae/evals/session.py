@@ -1,4 +1,4 @@
-"""Many SAEs and evaluations on one language model: settings and text for each SAE, reuse of results.
+"""Many SAEs, in folders or in memory, and evaluations on one language model: settings, text, reuse of results.
 
 The model is loaded once, and only if something is left to measure. SAEs of one layer with equal settings share its
 passes, as many at once as memory holds. Results are written to evals/NAME.json in each SAE's folder.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +21,11 @@ from torch import Tensor
 from sampled_sae.config import plain
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.text import TextSource
-from sampled_sae.evals import Contexts, Evaluation, chosen, registry
-from sampled_sae.evals.results import fingerprint, read_result, write_result
-from sampled_sae.evals.saes import Subject, layer_of, named, subjects
+from sampled_sae.evals import Contexts, Evaluation, Job, chosen, registry
+from sampled_sae.evals.reading import own_layer
+from sampled_sae.evals.results import find_saes, fingerprint, read_result, write_result
+from sampled_sae.formats import describe
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
 from sampled_sae.sae import SAE
@@ -36,6 +39,60 @@ USED = 0.5  # share of the free memory that the SAEs measured at once may take, 
 KEPT = 2**14
 """Bytes per latent that an evaluation keeps of one SAE, at most: the codes of texts as their nonzero entries."""
 Load = Callable[[str, torch.device, torch.dtype], LanguageModel]
+
+
+class Subject(NamedTuple):
+    """One SAE that is measured: in a folder, or in memory."""
+
+    label: str  # for error messages: the folder, or saes[i]
+    cfg: InferenceConfig
+    folder: Path | None  # None if it is in memory only
+    load: Callable[[torch.device], SAE]
+
+
+def subjects(saes: Sequence[SAE | Path | str]) -> list[Subject]:
+    """SAEs, and those in folders, each once."""
+    found: dict[Any, Subject] = {}
+    for number, item in enumerate(saes):
+        if isinstance(item, SAE):
+            saved = item.folder is not None and is_saved(item, item.folder)
+            folder = item.folder if saved else None
+            found[number] = Subject(f"saes[{number}]", item.cfg, folder, partial(lambda sae, _: sae, item))
+        else:
+            for folder in find_saes([Path(item)]):
+                found.setdefault(folder, Subject(str(folder), describe(folder), folder, partial(SAE.load, folder)))
+    if not found:
+        raise UserError("saes: must name at least one SAE")
+    return list(found.values())
+
+
+def is_saved(sae: SAE, folder: Path) -> bool:
+    """Whether the SAE in the folder has the same tensors."""
+    try:
+        saved = SAE.load(folder).state_dict()
+    except UserError:
+        return False
+    own = {name: tensor.cpu() for name, tensor in sae.state_dict().items()}
+    # A threshold that is not known is nan.
+    return own.keys() == saved.keys() and all(
+        torch.equal(own[name].nan_to_num(), saved[name].nan_to_num()) for name in own
+    )
+
+
+def layer_of(sae: InferenceConfig, asked: int | None, where: object) -> int:
+    """The layer that an SAE names, or `asked` if it names none."""
+    own = own_layer(sae.metadata, str(where))
+    if asked is not None and own not in (None, asked):
+        raise UserError(f"layer = {asked}: {where} is of layer {own}; leave the flag out")
+    return int(named(sae, "layer", asked, "layer", where)) if own is None else own
+
+
+def named(sae: InferenceConfig, name: str, asked: Any, flag: str, where: object) -> Any:
+    """`asked`, or else the entry of the SAE's metadata."""
+    value = sae.metadata.get(name) if asked is None else asked
+    if value is None:
+        raise UserError(f"{where}: does not name its {flag}; give --{flag}")
+    return value
 
 
 class Request(NamedTuple):
@@ -92,26 +149,21 @@ def evaluate_saes(
     else:
         place = usable_device(device)
         precision = dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32)
-    session = Session(subjects(saes), model, place, precision, layer, text, load)
-    return session.evaluate(asked, redo)
+    return Session(subjects(saes), model, place, precision, layer, text, load).evaluate(asked, redo)
 
 
+@dataclass
 class Session:
     """SAEs and the language model that they are measured on."""
 
-    def __init__(
-        self,
-        saes: list[Subject],
-        model: LanguageModel | str | None,
-        device: torch.device,
-        dtype: torch.dtype,
-        layer: int | None,
-        text: TextSource | None,
-        load: Load = load_model,
-    ):
-        self.saes, self.device, self.dtype, self.layer, self.text = saes, device, dtype, layer, text
-        self._model, self._load = model, load
-        self._results: dict[tuple[int, str], dict[str, Any]] = {}
+    saes: list[Subject]
+    _model: LanguageModel | str | None
+    device: torch.device
+    dtype: torch.dtype
+    layer: int | None
+    text: TextSource | None
+    _load: Load = load_model
+    _results: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  # by label and evaluation
 
     @cached_property
     def model(self) -> LanguageModel:
@@ -126,16 +178,14 @@ class Session:
     def evaluate(self, asked: Sequence[Request], redo: bool = False) -> list[dict[str, Any]]:
         """Measure what is left; for each SAE its results by evaluation."""
         left = {r: [s for s in self.saes if redo or not self._reuse(s, r)] for r in asked}
-        todo = [sae for sae in self.saes if any(sae in saes for saes in left.values())]
-        if todo:
-            layers = {sae.label: layer_of(sae.cfg, self.layer, sae.label) for sae in todo}
-            for request, saes in left.items():
-                for sae in saes:
-                    self._check_unseen(request, sae)
-            for request, saes in left.items():
-                if saes:
-                    self._measure(request, saes, layers)
-        return [{r.evaluation.name: self._results[id(sae), r.evaluation.name] for r in asked} for sae in self.saes]
+        todo = {sae.label: sae for saes in left.values() for sae in saes}
+        layers = {label: layer_of(sae.cfg, self.layer, label) for label, sae in todo.items()}
+        for request, saes in left.items():
+            for sae in saes:
+                self._check_unseen(request, sae)
+        for request, saes in left.items():
+            self._measure(request, saes, layers)
+        return [{r.evaluation.name: self._results[sae.label, r.evaluation.name] for r in asked} for sae in self.saes]
 
     # ---- reuse -------------------------------------------------------------------------------------------
 
@@ -166,7 +216,7 @@ class Session:
         before = decisive(request.evaluation.config().to_dict()) | content["asked"]
         if before != plain(self.asked(request, sae)) or content.get("weights") != fingerprint(sae.folder):
             return False
-        self._results[id(sae), name] = content["result"]
+        self._results[sae.label, name] = content["result"]
         return True
 
     # ---- text --------------------------------------------------------------------------------------------
@@ -265,7 +315,7 @@ class Session:
 
         last = time.monotonic()
         try:
-            results = evaluation.run(saes, self.model, layer, tokens, settings, progress)
+            results = evaluation.run(Job(saes, self.model, layer, tokens, progress), settings)
             results = results if evaluation.one_by_one else iter(list(results))
             share = (time.monotonic() - last) / len(saes)
             for subject, result in zip(subjects, results, strict=True):
@@ -279,7 +329,7 @@ class Session:
 
     def _finish(self, request: Request, sae: Subject, result: Any, layer: int, settings: Any, seconds: float) -> None:
         evaluation, found = request.evaluation, request.evaluation.to_dict(result)
-        self._results[id(sae), evaluation.name] = found
+        self._results[sae.label, evaluation.name] = found
         if sae.folder is None:
             return
         evaluation.save_extras(result, sae.folder)

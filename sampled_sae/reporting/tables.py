@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sampled_sae.config import read_file
-from sampled_sae.evals.results import read_result, result_path
-from sampled_sae.evals.saes import names_of
+from sampled_sae.evals.results import names_of, read_result, result_path
 from sampled_sae.reporting.collect import Kind, kinds, part
 from sampled_sae.reporting.sweep import Configuration, Sweep, key_of
 from sampled_sae.utils.files import make_folder, read_json, write_json, write_text

@@ -204,9 +204,9 @@ class MeasureNorms(Evaluation):
     name, title, config = "norms", "Norms", NormsConfig
     metrics = (Metric("decoder_norm", "Decoder norm", "Norm of the decoder.", None, ("decoder",)),)
 
-    def run(self, saes, model, layer, contexts, config, progress):
-        progress(1, 1)
-        yield from [Norms(config.factor * float(sae.W_dec.detach().norm())) for sae in saes]
+    def run(self, job, config):
+        job.progress(1, 1)
+        yield from [Norms(config.factor * float(sae.W_dec.detach().norm())) for sae in job.saes]
 
 
 def test_a_new_evaluation_is_one_class(place, tmp_path, monkeypatch, capsys):

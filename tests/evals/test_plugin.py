@@ -96,8 +96,8 @@ class MeasureNorms(Evaluation):
     name, title, config = "norms", "Norms", NormsConfig
     metrics = (Metric("decoder_norm", "Decoder norm", "Norm of the decoder.", None, ("decoder",)),)
 
-    def run(self, saes, model, layer, contexts, config, progress):
-        yield from [Norms(config.factor * float(sae.W_dec.detach().norm())) for sae in saes]
+    def run(self, job, config):
+        yield from [Norms(config.factor * float(sae.W_dec.detach().norm())) for sae in job.saes]
 """
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from sampled_sae.evals.saes import find_saes, layer_of, names_of
+from sampled_sae.evals.results import find_saes, names_of
+from sampled_sae.evals.session import layer_of
 from sampled_sae.formats import describe
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from sampled_sae.config import Config, Positive
-from sampled_sae.evals import Evaluation, Progress, register_evaluation
-from sampled_sae.models.language_model import LanguageModel
-from sampled_sae.sae import SAE
+from sampled_sae.evals import Evaluation, Job, register_evaluation
 from sampled_sae.utils.measures import Metric
 
 
@@ -48,16 +45,8 @@ class Redundancy(Evaluation):
         ),
     )
 
-    def run(
-        self,
-        saes: Sequence[SAE],
-        model: LanguageModel,
-        layer: int,
-        contexts: Tensor | None,
-        config: RedundancyConfig,
-        progress: Progress,
-    ) -> Iterator[RedundancyResult]:
-        for number, sae in enumerate(saes, start=1):
+    def run(self, job: Job, config: RedundancyConfig) -> Iterator[RedundancyResult]:
+        for number, sae in enumerate(job.saes, start=1):
             rows = torch.nn.functional.normalize(sae.W_dec.detach(), dim=1)
             nearest = []
             for first, part in zip(
@@ -66,5 +55,5 @@ class Redundancy(Evaluation):
                 cosine = part @ rows.T
                 cosine.diagonal(first).fill_(-1)  # not with itself
                 nearest.append(cosine.amax(dim=1))
-            progress(number, len(saes))
+            job.progress(number, len(job.saes))
             yield RedundancyResult(float(torch.cat(nearest).mean()))

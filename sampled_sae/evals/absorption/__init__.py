@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
-
-from sampled_sae.evals import Evaluation, Progress, register_evaluation
+from sampled_sae.evals import Evaluation, Job, register_evaluation
 from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many
 from sampled_sae.evals.absorption.schema import AbsorptionConfig, AbsorptionResult, to_saebench
-from sampled_sae.models.language_model import LanguageModel
-from sampled_sae.sae import SAE
 from sampled_sae.utils.cost import Cost, Workload
 from sampled_sae.utils.measures import Metric
 
@@ -63,16 +59,8 @@ class Absorption(Evaluation):
         ),
     )
 
-    def run(
-        self,
-        saes: Sequence[SAE],
-        model: LanguageModel,
-        layer: int,
-        contexts: Tensor | None,
-        config: AbsorptionConfig,
-        progress: Progress,
-    ) -> Iterator[AbsorptionResult]:
-        return evaluate_absorption_many(saes, model, layer, config, progress)
+    def run(self, job: Job, config: AbsorptionConfig) -> Iterator[AbsorptionResult]:
+        return evaluate_absorption_many(job.saes, job.model, job.layer, config, job.progress)
 
     def cost(self, config: AbsorptionConfig, work: Workload) -> Cost:
         """Prompts of about eight tokens per line; test words are read twice."""

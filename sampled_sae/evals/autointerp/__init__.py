@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from sampled_sae.data.contexts import find_end_of_text
-from sampled_sae.evals import Contexts, Evaluation, Needs, Progress, register_evaluation
+from sampled_sae.evals import Contexts, Evaluation, Job, Needs, register_evaluation
 from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp_many
 from sampled_sae.evals.autointerp.schema import CONTEXT, AutointerpConfig, AutointerpResult, to_saebench
 from sampled_sae.evals.core.schema import special_tokens
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
-from sampled_sae.sae import SAE
 from sampled_sae.utils.cost import Cost, Workload
 from sampled_sae.utils.measures import Metric
 
@@ -86,17 +83,9 @@ class Autointerp(Evaluation):
         skip_first = config.skip_first or int(sae.metadata.get("skip_first") or 0)
         return replace(config, left_out=config.left_out or tuple(sorted(known)), skip_first=skip_first)
 
-    def run(
-        self,
-        saes: Sequence[SAE],
-        model: LanguageModel,
-        layer: int,
-        contexts: Tensor | None,
-        config: AutointerpConfig,
-        progress: Progress,
-    ) -> Iterator[AutointerpResult]:
-        assert contexts is not None
-        return evaluate_autointerp_many(saes, model, layer, contexts, config, progress)
+    def run(self, job: Job, config: AutointerpConfig) -> Iterator[AutointerpResult]:
+        assert job.contexts is not None
+        return evaluate_autointerp_many(job.saes, job.model, job.layer, job.contexts, config, job.progress)
 
     def cost(self, config: AutointerpConfig, work: Workload) -> Cost:
         """Two readings by the SAEs; some 35 windows of 21 tokens per latent are embedded."""

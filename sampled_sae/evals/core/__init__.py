@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from sampled_sae.evals import Contexts, Evaluation, Needs, Progress, register_evaluation
+from sampled_sae.evals import Contexts, Evaluation, Job, Needs, register_evaluation
 from sampled_sae.evals.core.evaluate import evaluate_core_many
 from sampled_sae.evals.core.schema import CoreConfig, CoreResult, special_tokens, to_saebench
 from sampled_sae.evals.results import save_firing
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
-from sampled_sae.sae import SAE
 from sampled_sae.utils.cost import Cost, Workload
 from sampled_sae.utils.measures import Metric
 
@@ -143,17 +140,9 @@ class Core(Evaluation):
             contexts_at_once=config.contexts_at_once or (16 if model.device.type == "cuda" else 4),
         )
 
-    def run(
-        self,
-        saes: Sequence[SAE],
-        model: LanguageModel,
-        layer: int,
-        contexts: Tensor | None,
-        config: CoreConfig,
-        progress: Progress,
-    ) -> Iterator[CoreResult]:
-        assert contexts is not None
-        yield from evaluate_core_many(saes, model, layer, contexts, config, progress)
+    def run(self, job: Job, config: CoreConfig) -> Iterator[CoreResult]:
+        assert job.contexts is not None
+        yield from evaluate_core_many(job.saes, job.model, job.layer, job.contexts, config, job.progress)
 
     def cost(self, config: CoreConfig, work: Workload) -> Cost:
         """One whole pass, two ablations, and one pass from the layer on per SAE."""

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from sampled_sae.evals import Evaluation, Needs, Progress, register_evaluation
+from sampled_sae.evals import Evaluation, Job, Needs, register_evaluation
 from sampled_sae.evals.probing.data import PACKAGES
 from sampled_sae.evals.probing.evaluate import evaluate_probing_many
 from sampled_sae.evals.probing.schema import ProbingConfig, ProbingResult, to_saebench
-from sampled_sae.models.language_model import LanguageModel
-from sampled_sae.sae import SAE
 from sampled_sae.utils.cost import Cost, Workload
 from sampled_sae.utils.measures import Metric
 
@@ -65,16 +61,8 @@ class Probing(Evaluation):
     def files(self, config: ProbingConfig) -> Sequence[str]:
         return config.datasets
 
-    def run(
-        self,
-        saes: Sequence[SAE],
-        model: LanguageModel,
-        layer: int,
-        contexts: Tensor | None,
-        config: ProbingConfig,
-        progress: Progress,
-    ) -> Iterator[ProbingResult]:
-        yield from evaluate_probing_many(saes, model, layer, config, progress)
+    def run(self, job: Job, config: ProbingConfig) -> Iterator[ProbingResult]:
+        yield from evaluate_probing_many(job.saes, job.model, job.layer, config, job.progress)
 
     def cost(self, config: ProbingConfig, work: Workload) -> Cost:
         classes, seeds = len(PACKAGES) * len(config.datasets), len(config.seeds)

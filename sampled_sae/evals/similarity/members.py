@@ -13,8 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sampled_sae.config import Bound, Config, Count, NonNegative, Positive, read_file
-from sampled_sae.evals.results import Explanation, Liveness, load_live, read_explanations
-from sampled_sae.evals.saes import find_saes, names_of
+from sampled_sae.evals.results import Explanation, Liveness, find_saes, load_live, names_of, read_explanations
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import label
 from sampled_sae.sae import SAE
