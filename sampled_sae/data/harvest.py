@@ -11,18 +11,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sampled_sae.config import Bound, Distinct, NotEmpty, Positive, hints, require
 from sampled_sae.data.contexts import ContextBank, TextConfig, contexts, encoder
-from sampled_sae.data.stream import ActivationSource, ActivationStream, check_batch
+from sampled_sae.data.stream import ActivationSource, ActivationStream, check_batch, permutation
 from sampled_sae.data.text import TextList, TextSource, as_text
 from sampled_sae.models.language_model import HookPoint, LanguageModel
 from sampled_sae.models.load import load_model
@@ -30,15 +28,11 @@ from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.progress import telling
 from sampled_sae.utils.system import listening, readable
 
-SPARE = 0.02
-"""Share of a block's tokens that may be left out for their norm before some of the others are used twice."""
-AT_ONCE = {"cuda": 2**16, "cpu": 2**14}
-"""Tokens in one pass through the model, by kind of device, if no number of contexts is set."""
-BOS_GAIN = 0.5
-"""Nats per token by which BOS must lower the loss on PROBE for a warning."""
+SPARE = 0.02  # share of a block's tokens that may be left out for their norm before some others are used twice
+AT_ONCE = {"cuda": 2**16, "cpu": 2**14}  # tokens in one pass through the model if no number of contexts is set
+BOS_GAIN = 0.5  # nats per token by which BOS must lower the loss on PROBE for a warning
 PROBE = "The quick brown fox jumps over the lazy dog, and then it runs back into the forest behind the old house."
-Block = dict[HookPoint, Tensor]
-"""The activations at each hook point, [tokens, d_in]."""
+Block = dict[HookPoint, Tensor]  # the activations at each hook point, [tokens, d_in]
 
 
 class HarvestStopped(Interrupted):
@@ -194,15 +188,13 @@ class Harvest:
     ):
         self.model, self.config, self.batch_size, self.seed = model, config, batch_size, seed
         self.hooks = tuple(model.hook_point(hook) for hook in config.hooks)
-        length, used = config.context, config.context - config.skip_first
         self.at_once = contexts_at_once(model, config)
-        self.block_contexts = max(1, config.buffer_tokens // length)
-        self.block_batches = _batches(self.block_contexts, used, batch_size)
+        self.block_contexts = max(1, config.buffer_tokens // config.context)
+        self.block_batches = _batches(self.block_contexts, config.context - config.skip_first, batch_size)
         need = f"a block of buffer_tokens = {config.buffer_tokens} must hold one batch and {SPARE:.0%} more"
         require(self.block_batches >= 1, "batch_size", batch_size, need)
         self.bank = ContextBank(contexts(documents, model.tokenizer, config))
-        self.held_contexts = self._to_hold_out(-(-heldout_tokens // used))
-        self.limits = dict.fromkeys(self.hooks, torch.inf)
+        self.limits: dict[HookPoint, float] = {}
         self._progress, self._stop = progress, threading.Event()
         self._to_stop: set[HookPoint] = set()  # their streams have yet to raise: a block was given up
         self.heldout = self._hold_out(heldout_tokens)
@@ -220,22 +212,22 @@ class Harvest:
             self._worker.shutdown(wait=True, cancel_futures=True)
             self._worker = ThreadPoolExecutor(1, "harvest")  # a later block may still be needed
 
-    def _to_hold_out(self, wanted: int) -> int:
-        """How many contexts are held out: of a short text a tenth, but one at least."""
-        there = self.bank.has(10 * wanted)
-        if there < 2:
-            raise UserError(
-                f"text holds {there} context of {self.config.context} tokens: two are needed at least, one of them "
-                "to hold out; give more text or lower the context length"
-            )
-        return min(wanted, max(1, there // 10))
-
     def _hold_out(self, wanted: int) -> Block:
         """The first `wanted` tokens of the held-out contexts; their median norm sets the limit at each hook point."""
-        tokens, factor = self.bank.take(0, self.held_contexts, skip=0), self.config.high_norm_factor
+        config = self.config
+        count = -(-wanted // (config.context - config.skip_first))
+        there = self.bank.has(10 * count)
+        if there < 2:
+            raise UserError(
+                f"text holds {there} context of {config.context} tokens: two are needed at least, one of them "
+                "to hold out; give more text or lower the context length"
+            )
+        self.held_contexts = min(count, max(1, there // 10))  # of a short text a tenth, but one at least
+        tokens, factor = self.bank.take(0, self.held_contexts, skip=0), config.high_norm_factor
         held = self._read(tokens, "held-out tokens" if self._progress else None)
-        for hook, (_, norms) in held.items():
-            self.limits[hook] = torch.inf if factor is None else factor * float(norms.median())
+        self.limits = {
+            hook: torch.inf if factor is None else factor * float(norms.median()) for hook, (_, norms) in held.items()
+        }
         return {hook: x[norms <= self.limits[hook]][:wanted].float().cpu() for hook, (x, norms) in held.items()}
 
     def block(self, number: int, hook: HookPoint) -> Block:
@@ -259,10 +251,8 @@ class Harvest:
         if self._worker is None:
             return self._harvest(number, shown)
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == number:
-            block = ahead[1].result()
-        else:
-            block = self._worker.submit(self._harvest, number, shown).result()
+        ready = ahead is not None and ahead[0] == number
+        block = (ahead[1] if ahead and ready else self._worker.submit(self._harvest, number, shown)).result()
         if not self._stop.is_set():
             self._ahead = (number + 1, self._worker.submit(self._harvest, number + 1))
         # Its memory belongs to the harvest's own stream, which must not take it back while the trainer reads it.
@@ -273,42 +263,29 @@ class Harvest:
     def _harvest(self, number: int, shown: str | None = None) -> Block:
         """The shuffled activations of block `number`; `shown` is their name in progress lines."""
         tokens = self.bank.take(number * self.block_contexts, self.block_contexts, skip=self.held_contexts)
-        seeds = np.random.SeedSequence([self.seed % 2**63, number]).generate_state(1, np.uint64)
-        with self._beside():
-            block, found = {}, self._read(tokens, shown)
+        block: Block = {}
+        with torch.cuda.stream(self._stream):  # beside the training; without a stream this does nothing
+            found = self._read(tokens, shown)
             for hook in self.hooks:
                 x, norms = found.pop(hook)
                 what = f"activations of {hook.name}, block {number}"
-                order = self._order((norms <= self.limits[hook]).nonzero().view(-1), int(seeds[0]) >> 1, what)
-                block[hook] = check_batch(x[order], None, what)
-            return block
-
-    def _order(self, usable: Tensor, seed: int, what: str) -> Tensor:
-        """Row numbers [n] -> as many as the block's batches take, shuffled."""
-        if not len(usable):
-            raise UserError(
-                f"high_norm_factor = {self.config.high_norm_factor}: leaves no token of the {what}; raise it"
-            )
-        order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(seed))
-        wanted = self.block_batches * self.batch_size
-        # So many left out that the rest is too few: begin again with the first of them.
-        return usable[order.repeat(-(-wanted // len(usable)))[:wanted].to(usable.device)]
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """On a GPU, work in a stream of its own beside the training; finished on exit."""
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
-        self._stream.synchronize()
+                usable = (norms <= self.limits[hook]).nonzero().view(-1)
+                if not len(usable):
+                    factor = self.config.high_norm_factor
+                    raise UserError(f"high_norm_factor = {factor}: leaves no token of the {what}; raise it")
+                order, wanted = permutation(len(usable), self.seed, number), self.block_batches * self.batch_size
+                # So many left out that the rest is too few: begin again with the first of them.
+                order = order.repeat(-(-wanted // len(usable)))[:wanted]
+                block[hook] = check_batch(x[usable[order.to(x.device)]], None, what)
+        if self._stream is not None:
+            self._stream.synchronize()
+        return block
 
     def _read(self, tokens: Tensor, shown: str | None = None) -> dict[HookPoint, tuple[Tensor, Tensor]]:
         """contexts [n, L] -> at each hook point the activations [n * (L - skip_first), d_in], in order, and their
         norms."""
-        skip = self.config.skip_first
-        rows, each = len(tokens) * (tokens.shape[1] - skip), tokens.shape[1] - skip
+        skip, each = self.config.skip_first, tokens.shape[1] - self.config.skip_first
+        rows = len(tokens) * each
         found: dict[HookPoint, tuple[Tensor, Tensor]] = {}
         update: Callable[[int], None] = telling(rows, shown) if shown else (lambda done: None)
         for number, part in enumerate(tokens.split(self.at_once)):
@@ -329,7 +306,7 @@ class Harvest:
 class HarvestStream(ActivationStream):
     """One hook point of a harvest."""
 
-    def __init__(self, harvest: Harvest, hook: HookPoint, text: TextSource | TextList | None = None):
+    def __init__(self, harvest: Harvest, hook: HookPoint, text: TextSource | TextList):
         self.harvest, self.hook, self.text = harvest, hook, text
         self.batch_size = harvest.batch_size
         self.heldout, self.limit = harvest.heldout[hook], harvest.limits[hook]
@@ -354,8 +331,8 @@ class HarvestStream(ActivationStream):
         return {
             "model_name": self.harvest.model.name,
             **self._where(),
-            "text": self.text and self.text.name,
-            "part": self.text and self.text.part,
+            "text": self.text.name,
+            "part": self.text.part,
             "context": config.context,
             "bos": config.bos,
             "skip_first": config.skip_first,
@@ -377,7 +354,7 @@ class HarvestStream(ActivationStream):
             "context_size": config.context,
             "prepend_bos": config.bos,
             "skip_first": config.skip_first,
-            "text": self.text and self.text.name,
+            "text": self.text.name,
             "heldout_contexts": self.harvest.held_contexts,
             "high_norm_limit": self.limit if self.limit < torch.inf else None,
         }
@@ -385,9 +362,3 @@ class HarvestStream(ActivationStream):
     def _where(self) -> dict[str, Any]:
         """The layer for the residual stream after a block, else the hook point's name."""
         return {"hook_point": self.hook.name} if self.hook.layer is None else {"layer": self.hook.layer}
-
-
-def tokens_to_steps(tokens: int, batch_size: int) -> int:
-    """Whole batches in so many tokens."""
-    require(tokens >= batch_size, "tokens", tokens, f"must be at least batch_size = {batch_size}")
-    return tokens // batch_size

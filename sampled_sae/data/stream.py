@@ -17,13 +17,10 @@ from torch import Tensor
 
 from sampled_sae.utils.errors import UserError
 
-END = object()
-"""What an exhausted iterator gives; an item that is None is an error, not the end."""
-LARGEST = 1e17
-"""Largest magnitude of an activation: a squared norm over any common width still fits into float32."""
+END = object()  # what an exhausted iterator gives; an item that is None is an error, not the end
+LARGEST = 1e17  # magnitude of an activation: a squared norm over any common width still fits into float32
 DIGEST_BYTES = 2**27
-"""Arrays up to this size are identified by all of their bytes, larger ones by as many bytes of evenly spaced rows.
-Hashing them takes about 0.2 s."""
+"""Larger arrays are identified by as many bytes of evenly spaced rows. Hashing them takes about 0.2 s."""
 
 
 @runtime_checkable
@@ -132,7 +129,15 @@ def check_batch(batch: Any, d_in: int | None, where: str, rows: Tensor | None = 
     tensor = tensor.reshape(-1, tensor.shape[-1])
     # Smallest and largest show NaN and infinity too, in a tenth of the time of a look at each value.
     if tensor.numel() and not bool((torch.stack(torch.aminmax(tensor)).double().abs() <= LARGEST).all()):
-        _refuse_values(tensor, where, rows)
+        bad = ~(tensor.double().abs() <= LARGEST)
+        row = int(bad.any(dim=1).nonzero()[0])
+        value, number = float(tensor[row][bad[row]][0]), row if rows is None else int(rows[row])
+        if not np.isfinite(value):
+            raise UserError(f"{where}: NaN or infinity (first in row {number}): activations must be finite")
+        raise UserError(
+            f"{where}: {value:.3g} in row {number}: its square is beyond the range of float32, in which SAEs are "
+            "trained; scale the activations down"
+        )
     return tensor
 
 
@@ -154,17 +159,10 @@ def as_tensor(batch: Any, where: str) -> Tensor:
     return tensor.detach()
 
 
-def _refuse_values(tensor: Tensor, where: str, rows: Tensor | None) -> None:
-    bad = ~(tensor.double().abs() <= LARGEST)
-    row = int(bad.any(dim=1).nonzero()[0])
-    value = float(tensor[row][bad[row]][0])
-    number = row if rows is None else int(rows[row])
-    if not np.isfinite(value):
-        raise UserError(f"{where}: NaN or infinity (first in row {number}): activations must be finite")
-    raise UserError(
-        f"{where}: {value:.3g} in row {number}: its square is beyond the range of float32, in which SAEs are trained; "
-        "scale the activations down"
-    )
+def permutation(n: int, seed: int, number: int) -> Tensor:
+    """The numbers 0 to n - 1 in random order, [n] long; decided by the arguments alone."""
+    seeds = np.random.SeedSequence([seed % 2**63, number]).generate_state(1, np.uint64)
+    return torch.randperm(n, generator=torch.Generator().manual_seed(int(seeds[0]) >> 1))
 
 
 class ArrayStream(ActivationStream):
@@ -174,7 +172,7 @@ class ArrayStream(ActivationStream):
         self.rows, self.batch_size, self.seed = activations, batch_size, seed
         tokens, self.d_in = activations.shape
         kept_out = min(heldout_tokens, tokens // 10)
-        order = self._permutation(tokens, epoch=-1)
+        order = permutation(tokens, seed, 0)
         self.training = order[kept_out:]
         self.batches = len(self.training) // batch_size
         if self.batches == 0:
@@ -196,16 +194,13 @@ class ArrayStream(ActivationStream):
     def batch(self, index: int) -> Tensor:
         epoch, position = divmod(index, self.batches)
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, self.training[self._permutation(len(self.training), epoch)]
+            self._epoch = epoch
+            self._order = self.training[permutation(len(self.training), self.seed, epoch + 1)]
         rows = self._order[position * self.batch_size : (position + 1) * self.batch_size]
         return self._take(rows, f"activations: batch {index}")
 
     def close(self) -> None:
         self.rows.close()
-
-    def _permutation(self, n: int, epoch: int) -> Tensor:
-        seeds = np.random.SeedSequence([self.seed % 2**63, epoch + 1]).generate_state(1, np.uint64)
-        return torch.randperm(n, generator=torch.Generator().manual_seed(int(seeds[0]) >> 1))
 
     def _take(self, rows: Tensor, where: str) -> Tensor:
         return check_batch(self.rows.take(rows), self.d_in, where, rows)
@@ -255,28 +250,25 @@ class IterableStream(ActivationStream):
         self.heldout, self.held = held, heldout_tokens
 
     def batch(self, index: int) -> Tensor:
-        while self.position < index:
-            self._batch(index)
-        return self._batch(index)
-
-    def _batch(self, index: int) -> Tensor:
-        batch = self._take(self.batch_size)
-        if batch is None and self.again and self.position:
-            self.iterator, self.spare = iter(self.source), deque()
-            again = self._take(self.held)
-            if again is None or not torch.equal(again, self.heldout[: self.held]):
-                raise UserError(
-                    "activations: a new pass over the stream begins with other tokens, so held-out tokens would be "
-                    "trained on: give held-out tokens of your own (heldout), or a stream that repeats itself"
-                )
+        while True:
             batch = self._take(self.batch_size)
-        if batch is None:
-            raise UserError(
-                f"activations: the stream ended after {self.position} batches of {self.batch_size} tokens, before "
-                f"batch {index}: give more activations or fewer steps"
-            )
-        self.position += 1
-        return batch
+            if batch is None and self.again and self.position:
+                self.iterator, self.spare = iter(self.source), deque()
+                again = self._take(self.held)
+                if again is None or not torch.equal(again, self.heldout[: self.held]):
+                    raise UserError(
+                        "activations: a new pass over the stream begins with other tokens, so held-out tokens would "
+                        "be trained on: give held-out tokens of your own (heldout), or a stream that repeats itself"
+                    )
+                batch = self._take(self.batch_size)
+            if batch is None:
+                raise UserError(
+                    f"activations: the stream ended after {self.position} batches of {self.batch_size} tokens, before "
+                    f"batch {index}: give more activations or fewer steps"
+                )
+            self.position += 1
+            if self.position > index:
+                return batch
 
     def _next(self, d_in: int | None) -> Tensor | None:
         raw = next(self.iterator, END)
