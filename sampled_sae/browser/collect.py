@@ -56,36 +56,27 @@ Progress = Callable[[str, int, int], None]
 class Other:
     """A second SAE, with which the first one's latents are compared."""
 
-    near: Neighbors
-    """Its nearest latents for each latent of the first."""
+    near: Neighbors  # its nearest latents for each latent of the first
     tokens: TopTokens | None
     """What its latents fire on in the same text; none where it is not an SAE of the same layer."""
-    fired: Tensor | None
-    """[n] int64, likewise."""
+    fired: Tensor | None  # [n] int64, likewise
 
 
 @dataclass(frozen=True)
 class Browsed:
     """What is shown of the d_sae latents of an SAE; m is d_sae in the shapes."""
 
-    contexts: Tensor
-    """[n, L] token ids: the text."""
-    read: int
-    """Tokens at which firing counted."""
-    high_norm: int
-    """Tokens that were left out for their norm."""
-    firings: Firings
-    """All of them, which `windows` points into."""
+    contexts: Tensor  # [n, L] token ids: the text
+    read: int  # tokens at which firing counted
+    high_norm: int  # tokens that were left out for their norm
+    firings: Firings  # all of them, which `windows` points into
     windows: Windows
-    histogram: Tensor
-    """[m, bins] int64."""
+    histogram: Tensor  # [m, bins] int64
     tokens: TopTokens
     near: Neighbors
-    output: OutputTokens | None
-    """None where the final norm or the unembedding of the model is unknown."""
+    output: OutputTokens | None  # None where the final norm or the unembedding of the model is unknown
     other: Other | None
-    notes: list[str] = field(default_factory=list)
-    """What is missing, one line each."""
+    notes: list[str] = field(default_factory=list)  # what is missing, one line each
 
 
 @torch.no_grad()

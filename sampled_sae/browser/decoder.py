@@ -14,32 +14,24 @@ from sampled_sae.evals.similarity.cosines import blocks, directions
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 
-AT_ONCE = 2**24
-"""Logits held at one time."""
+AT_ONCE = 2**24  # logits held at one time
 
 
 class OutputTokens(NamedTuple):
     """The output tokens on which latents have the largest direct effect, c of each kind."""
 
-    promoted: Tensor
-    """[m, c] int64, most first."""
-    promoted_by: Tensor
-    """[m, c]: effect on the logit, less the mean over the vocabulary."""
-    suppressed: Tensor
-    """[m, c] int64, most first."""
-    suppressed_by: Tensor
-    """[m, c], as above."""
+    promoted: Tensor  # [m, c] int64, most first
+    promoted_by: Tensor  # [m, c]: effect on the logit, less the mean over the vocabulary
+    suppressed: Tensor  # [m, c] int64, most first
+    suppressed_by: Tensor  # [m, c], as above
 
 
 class Unembedding(NamedTuple):
     """The linear part of what comes after the last block."""
 
-    gain: Tensor
-    """[d]: the final norm's weight."""
-    centered: bool
-    """Whether the norm takes the mean away, as LayerNorm does."""
-    weight: Tensor
-    """[vocabulary, d]."""
+    gain: Tensor  # [d]: the final norm's weight
+    centered: bool  # whether the norm takes the mean away, as LayerNorm does
+    weight: Tensor  # [vocabulary, d]
 
     def project(self, rows: Tensor) -> Tensor:
         """rows [n, d] -> effects on logits [n, vocabulary], less their mean."""
@@ -122,17 +114,14 @@ def _balanced(d: int) -> Tensor:
     return signs
 
 
-ROWS_AT_ONCE = 2**24
-"""Cosines held at one time."""
+ROWS_AT_ONCE = 2**24  # cosines held at one time
 
 
 class Neighbors(NamedTuple):
     """The nearest latents of each latent, nearest first."""
 
-    latent: Tensor
-    """[m, c] int64; NONE where there are fewer, and for latents without a direction."""
-    cosine: Tensor
-    """[m, c]; nan where there is none."""
+    latent: Tensor  # [m, c] int64; NONE where there are fewer, and for latents without a direction
+    cosine: Tensor  # [m, c]; nan where there is none
 
     @property
     def nearest(self) -> Tensor:

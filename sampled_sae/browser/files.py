@@ -54,15 +54,13 @@ def script(name: str, content: Any) -> str:
 
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-"""How SentencePiece writes a token of one byte."""
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a token of one byte
 
 
 class Words(NamedTuple):
     """Some tokens as text."""
 
-    text: list[str]
-    """One line in one direction each; leading spaces are kept, line ends are ↵."""
+    text: list[str]  # one line in one direction each; leading spaces are kept, line ends are ↵
     bytes: dict[int, list[int]]
     """The bytes of those that hold part of a character, by their number in the list: several together may be one."""
 
@@ -117,8 +115,7 @@ def _letters() -> dict[str, int]:
 LETTERS = _letters()
 
 LATENTS_A_CHUNK = 256
-TOKENS_A_FILE = 2**18
-"""Tokens of the text in one file."""
+TOKENS_A_FILE = 2**18  # tokens of the text in one file
 
 
 @dataclass(frozen=True)
@@ -127,8 +124,7 @@ class Page:
 
     browsed: Browsed
     density: Density
-    about: dict[str, Any]
-    """About the page: title, facts, notes, the other SAE's name."""
+    about: dict[str, Any]  # about the page: title, facts, notes, the other SAE's name
     meanings: dict[int, Explanation] = field(default_factory=dict)
     other_meanings: dict[int, Explanation] = field(default_factory=dict)
     unique: dict[int, UniqueLatent] = field(default_factory=dict)

@@ -55,8 +55,7 @@ def _lowest(key: Tensor) -> float:
     return -torch.inf if key.is_floating_point() else torch.iinfo(key.dtype).min
 
 
-TOP = -1
-"""Stands for the band of a context that is shown for its largest activation."""
+TOP = -1  # stands for the band of a context that is shown for its largest activation
 
 
 class Windows(NamedTuple):
@@ -65,16 +64,11 @@ class Windows(NamedTuple):
     A context is shown at most once for a latent.
     """
 
-    latent: Tensor
-    """[w] int64."""
-    band: Tensor
-    """[w] int64: from 0, the lowest part of the range; TOP for the top ones."""
-    center: Tensor
-    """[w] int64: which firing it is shown for."""
-    first: Tensor
-    """[w] int64: the latent's first firing in that context."""
-    last: Tensor
-    """[w] int64: one after its last firing there."""
+    latent: Tensor  # [w] int64
+    band: Tensor  # [w] int64: from 0, the lowest part of the range; TOP for the top ones
+    center: Tensor  # [w] int64: which firing it is shown for
+    first: Tensor  # [w] int64: the latent's first firing in that context
+    last: Tensor  # [w] int64: one after its last firing there
 
 
 def pick_windows(firings: Firings, top: int, bands: int, each: int, seed: int = 0) -> Windows:
@@ -106,17 +100,14 @@ def band_of(value: Tensor, maximum: Tensor, bands: int) -> Tensor:
     return (value.double() / maximum.double() * bands).long().clamp_(0, bands - 1)
 
 
-NONE = -1
-"""Stands for a token or a latent that is not there."""
+NONE = -1  # stands for a token or a latent that is not there
 
 
 class TopTokens(NamedTuple):
     """The tokens that hold most of each latent's activation, most first."""
 
-    token: Tensor
-    """[m, c] int64; NONE where there are fewer."""
-    share: Tensor
-    """[m, c]: of the sum of the latent's activations."""
+    token: Tensor  # [m, c] int64; NONE where there are fewer
+    share: Tensor  # [m, c]: of the sum of the latent's activations
 
 
 def histogram(firings: Firings, bins: int) -> Tensor:

@@ -32,8 +32,7 @@ def html_page(title: str, summary: str, data_folder: str) -> str:
     return render("browser.html", HERE, title=title, summary=summary, data_folder=data_folder, css=css, code=code)
 
 
-FOLDER = re.compile(r"data-[0-9a-f]{12}")
-"""How folders of data are called: by what is in them."""
+FOLDER = re.compile(r"data-[0-9a-f]{12}")  # how folders of data are called: by what is in them
 
 
 def write_browser(page: Page, tokenizer: Any, out: Path, progress: Progress | None = None) -> Path:

@@ -166,7 +166,7 @@ class Paper:
         marks = {"train": "*/run.json", "compare": "compare.json", "synthetic": "results.json"}
 
         def run() -> None:
-            from sampled_sae.reporting.reproduce_page import write_front
+            from sampled_sae.reporting.report_page import write_front
 
             folders = [self.out / name for name, mark in marks.items() if any((self.out / name).glob(mark))]
             if not folders:
@@ -174,7 +174,7 @@ class Paper:
             written = api.report(folders, self.out / "report", figures=self.scale.figures)
             for note in [*written.notes, *(note for sweep in written.sweeps for note in sweep.notes)]:
                 print(note, file=sys.stderr)
-            print(f"Page: {written.page}\nFront page: {write_front(self.out, written)}")
+            print(f"Page: {written.page}\nFront page: {write_front(self.out, written.paper_tables)}")
 
         command = typed("report", *(self.out / name for name in marks), out=self.out / "report")
         leaves = (self.out / "report" / "index.html", self.out / "index.html")

@@ -21,8 +21,7 @@ SYNTHETIC = "results.json"
 class Kind(NamedTuple):
     """The numbers of one evaluation, or of training."""
 
-    name: str
-    """As in the file name SAE/evals/NAME.json; training's numbers are in the SAE's own settings."""
+    name: str  # as in the file name SAE/evals/NAME.json; training's are in the SAE's settings
     title: str
     metrics: tuple[Metric, ...]
 
@@ -43,12 +42,9 @@ class Run:
     """The record of a training."""
 
     folder: Path
-    record: dict[str, Any]
-    """run.json; empty where there is none."""
-    log: Log
-    """The lines of log.jsonl by SAE."""
-    log_note: str
-    """What is missing in the log; empty for nothing."""
+    record: dict[str, Any]  # run.json; empty where there is none
+    log: Log  # the lines of log.jsonl by SAE
+    log_note: str  # what is missing in the log; empty for nothing
 
 
 @dataclass(frozen=True)
@@ -57,17 +53,13 @@ class Saved:
 
     folder: Path
     name: str
-    config: dict[str, Any] | None
-    """Its settings, as in its file or in its run's; none for an SAE of another trainer."""
-    metadata: dict[str, Any]
-    """Where it comes from: model, layer, text, training."""
+    config: dict[str, Any] | None  # its settings, as in its file or in its run's; none for an SAE of another trainer
+    metadata: dict[str, Any]  # where it comes from: model, layer, text, training
     width: int | None
     latents: int | None
-    results: dict[str, dict[str, Any]]
-    """What each evaluation left, whole files by the evaluation's name."""
+    results: dict[str, dict[str, Any]]  # what each evaluation left, whole files by the evaluation's name
     run: Run | None
-    finished: bool
-    """Whether it was saved; if not, only its training is known."""
+    finished: bool  # whether it was saved; if not, only its training is known
 
 
 @dataclass
@@ -76,12 +68,10 @@ class Found:
 
     saes: list[Saved] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
-    comparisons: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
-    """Whole compare.json files."""
+    comparisons: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # whole compare.json files
     synthetic: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
     """Whole results.json files of the synthetic experiment; its SAEs are not among the others."""
-    notes: list[str] = field(default_factory=list)
-    """What was left out, and why."""
+    notes: list[str] = field(default_factory=list)  # what was left out, and why
 
 
 def collect(folders: Sequence[Path]) -> Found:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sampled_sae.reporting.collect import dicts, part
+from sampled_sae.reporting.figures import INK, heatmap, plain, wrapped
 from sampled_sae.reporting.pages import Figure, render
-from sampled_sae.reporting.style import INK, heatmap, plain, wrapped
 from sampled_sae.reporting.terminal import console_of, drawn, fits, safe
 from sampled_sae.utils.measures import Cell, Column, Stat, Table, Value, form, listed, number, shown
 
@@ -129,8 +129,7 @@ def note_of(content: Content, item: Content, against: object) -> str | None:
 
 # ---- the page ------------------------------------------------------------------------------------------
 
-ROW = 34
-"""Pixels per row of a matrix."""
+ROW = 34  # pixels per row of a matrix
 
 
 def compare_part(folder: Path, content: Content, count: int) -> str:
@@ -186,10 +185,8 @@ def _heatmap(names: Sequence[str], z: Sequence[Sequence[float | None]]) -> go.Fi
 # ---- the terminal --------------------------------------------------------------------------------------
 
 PLAIN_WIDTH = 160  # columns, where the output is a file or a pipe
-MOST_PAIRS = 20
-"""Rows of the table of pairs; the files have all of them."""
-BARS = "·▁▂▃▄▅▆▇█"
-"""Zero is a dot: blanks at the ends of a cell would be lost."""
+MOST_PAIRS = 20  # rows of the table of pairs; the files have all of them
+BARS = "·▁▂▃▄▅▆▇█"  # zero is a dot: blanks at the ends of a cell would be lost
 Part = tuple[str, "Sequence[RenderableType]"]
 
 

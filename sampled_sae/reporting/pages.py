@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampled_sae.reporting.collect import Log
+from sampled_sae.reporting.figures import DARK, Styles
 from sampled_sae.reporting.panels import curves, dash
-from sampled_sae.reporting.style import DARK, Styles
 from sampled_sae.reporting.sweep import Configuration
 from sampled_sae.reporting.tables import range_of, text_of
 from sampled_sae.training.learner import METRICS
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 HERE = Path(__file__).parent
-BOLD = "\0"
-"""Encloses what is bold in a sentence; it cannot be in a text that is shown."""
+BOLD = "\0"  # encloses what is bold in a sentence; it cannot be in a text that is shown
 
 
 class Mark(NamedTuple):
@@ -125,12 +124,9 @@ class PageCell(NamedTuple):
     """A cell of a table on a page."""
 
     text: str
-    range: str
-    """Under the text; empty for none."""
-    value: str
-    """What the column is sorted by."""
-    kind: str
-    """Its classes."""
+    range: str  # under the text; empty for none
+    value: str  # what the column is sorted by
+    kind: str  # its classes
 
 
 def text_columns(table: Table) -> set[int]:

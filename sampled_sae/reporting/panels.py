@@ -7,8 +7,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampled_sae.reporting.collect import Log
-from sampled_sae.reporting.scatter import about, labels, means, reach, scatter, span
-from sampled_sae.reporting.style import DASHES, GRID, INK, SHADES, Styles, base_figure, fve_range, plain
+from sampled_sae.reporting.figures import (
+    DASHES,
+    GRID,
+    INK,
+    SHADES,
+    Styles,
+    about,
+    base_figure,
+    fve_range,
+    labels,
+    means,
+    plain,
+    reach,
+    scatter,
+    span,
+)
 from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, field, key_of
 from sampled_sae.utils.measures import Metric, Stat
 
@@ -16,8 +30,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 OTHERS = "other methods"
-SMALLEST = (250.0, 190.0)
-"""Pixels inside the axes of the smallest panel: on a phone, and in a sheet."""
+SMALLEST = (250.0, 190.0)  # pixels inside the axes of the smallest panel: on a phone, and in a sheet
 HEIGHT = 290
 Trace = dict[str, Any]
 
@@ -27,8 +40,7 @@ class Panel(NamedTuple):
 
     title: str
     traces: list[Trace]
-    x: dict[str, Any]
-    """plotly's settings of the x-axis."""
+    x: dict[str, Any]  # plotly's settings of the x-axis
     y: dict[str, Any]
 
 

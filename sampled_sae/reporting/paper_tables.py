@@ -27,8 +27,7 @@ from sampled_sae.reporting.synthetic import columns, configurations, data_line, 
 from sampled_sae.reporting.tables import Missing
 from sampled_sae.utils.measures import Column, Table, best_of, number
 
-SCORES = ("entropy", "squared_l2", "l2", "uniform")
-"""The paper's four, in the order of its tables."""
+SCORES = ("entropy", "squared_l2", "l2", "uniform")  # the paper's four, in the order of its tables
 TITLES = {
     "batchtopk": "BatchTopK",
     "topk": "TopK",
@@ -37,8 +36,7 @@ TITLES = {
     "entropy": "Entropy",
     "uniform": "Uniform",
 }
-ROWS = 5
-"""Features in a table of unique ones."""
+ROWS = 5  # features in a table of unique ones
 
 
 def kind_of(label: str) -> tuple[str, float | None]:
@@ -102,8 +100,7 @@ def _over_seeds(rows: Sequence[Configuration]) -> str:
     return f" Means over up to {seeds} seeds." if seeds > 1 else ""
 
 
-TOP = 10
-"""Features in a table of the best explained ones."""
+TOP = 10  # features in a table of the best explained ones
 PROBING = "Probing accuracy by number of latents"
 TRAINING = "Settings of training"
 

@@ -1,35 +1,44 @@
-"""The page of a sweep: overview, any two metrics, panels, densities, training curves, tables and settings."""
+"""The page of a sweep: overview, any two metrics, panels, densities, training curves, tables and settings.
+
+Also the front page of a reproduction: state of the stages, links to the results, and the paper's tables.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from sampled_sae.reporting import panels, style
+from sampled_sae.config import read_file
+from sampled_sae.evals import registry
+from sampled_sae.reporting import figures, panels
 from sampled_sae.reporting.collect import TRAINING, Found, Saved, kinds
 from sampled_sae.reporting.comparison import compare_part
+from sampled_sae.reporting.figures import PAIRS, REFERENCE, Styles, about, marker, plain, value_text
 from sampled_sae.reporting.pages import Figure, Mark, bold, render, several, training
-from sampled_sae.reporting.scatter import PAIRS, REFERENCE, about, marker, value_text
-from sampled_sae.reporting.style import Styles, plain
 from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, key_of
-from sampled_sae.utils.measures import Metric, listed
+from sampled_sae.reporting.tables import Missing
+from sampled_sae.utils.files import write_text
+from sampled_sae.utils.measures import Metric, Table, listed
+from sampled_sae.utils.progress import clock
 
-CROSS = style.Style("#000000", "x", "✖")
+FIRST_PANELS = ("probing_5", "over_10_percent")  # metrics whose panels are shown first, if there are any: the paper's
 
 
 def styles(sweep: Sweep) -> Styles:
     """As everywhere, but BatchTopK is the paper's black cross."""
-    look = style.styles(sweep.rows)
-    return look | ({BASE: CROSS} if BASE in look else {})
+    look = figures.styles(sweep.rows)
+    return look | ({BASE: figures.Style("#000000", "x", "✖")} if BASE in look else {})
 
 
 def page(found: Found, made: Sequence[Sweep]) -> str:
     """The whole page as text."""
     title = f"Sweep: {made[0].title}" if len(made) == 1 else "Sweeps" if made else "Comparison"
     models = f" of {listed([bold(sweep.title) for sweep in made], most=6)}" if made else ""
-    counts = [_count(len(found.saes), "SAE") + models]
-    counts += [_count(len(found.runs), "training run")] if found.runs else []
-    counts += [_count(len(found.comparisons), "comparison")] if found.comparisons else []
+    sizes = {"SAE": len(found.saes), "training run": len(found.runs), "comparison": len(found.comparisons)}
+    counts = [
+        f"{n} {what}{'s' * (n != 1)}{models * (what == 'SAE')}" for what, n in sizes.items() if n or what == "SAE"
+    ]
     return render(
         "report.html",
         title=title,
@@ -40,15 +49,12 @@ def page(found: Found, made: Sequence[Sweep]) -> str:
     )
 
 
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
-
-
 def _part(sweep: Sweep, prefix: str) -> dict[str, Any]:
     """What the template shows of one sweep; ids begin with `prefix`."""
     look, rows = styles(sweep), sweep.rows
     reference = sweep.metric(REFERENCE)
     against = [] if reference is None else [*_against(sweep, reference, look, prefix)]
+    names = [metric.name for metric, _ in against]
     missing = "The curves are missing: these SAEs came without the log of their run."
     shades = [Mark("━", f"l = {l:g}", color) for l, color in panels.shades(rows).items()]
     runs = {sae.run.folder: sae.run for sae in sweep.saes if sae.run}
@@ -64,13 +70,13 @@ def _part(sweep: Sweep, prefix: str) -> dict[str, Any]:
         "explorer": _explorer(sweep, look),
         "reference": reference.title if reference else REFERENCE.upper(),
         "against": against,
-        "first": _first_panel([metric for metric, _ in against]),
+        "first": next((name for name in (*FIRST_PANELS, *names) if name in names), ""),
         "densities": _figures(panels.densities(sweep, look), f"{prefix}density"),
         "shades": [*shades, *([Mark("┅", BASE, look[BASE].color)] if BASE in look else [])],
         "silent": listed([row.label for row in rows if row.mean(("values", "alive")) == 0] or [""]),
         "training": training(rows, look, sweep.log, "", prefix, missing),
         "each": _singly(sweep),
-        "runs": [(folder.name, {**run.record, "config": _without_saes(run.record)}) for folder, run in runs.items()],
+        "runs": [(folder.name, _without_saes(run.record)) for folder, run in runs.items()],
         "saes": [(sae.name, _known(sae)) for sae in sweep.saes],
     }
 
@@ -89,14 +95,11 @@ def _facts(sweep: Sweep) -> Iterator[tuple[str, str]]:
     for title, name in (("Tokens", "tokens"), ("Latents", "latents"), ("K", "k"), ("Learning rate", "lr")):
         values = sorted({run[name] for run in runs if run[name] is not None})
         if values:
-            yield title, listed([_written(value) for value in values], most=6)
+            written = [f"{v:,.0f}" if v >= 1 and float(v).is_integer() else f"{v:g}" for v in values]
+            yield title, listed(written, most=6)
     texts = [str(text) for sae in sweep.saes if (text := sae.metadata.get("text"))]
     if texts:
         yield "Text", listed(list(dict.fromkeys(texts)))
-
-
-def _written(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1 and float(value).is_integer() else f"{value:g}"
 
 
 def _winners(sweep: Sweep) -> Iterator[tuple[Metric, str, float, float | None]]:
@@ -122,9 +125,6 @@ def _coverage(sweep: Sweep) -> Iterator[tuple[str, int, str]]:
 
 # ---- figures -------------------------------------------------------------------------------------------
 
-FIRST_PANELS = ("probing_5", "over_10_percent")
-"""Metrics whose panels are shown first, where they are there: the paper's."""
-
 
 def _explorer(sweep: Sweep, look: Styles) -> dict[str, Any] | None:
     """Any two metrics against each other; None where there are not two."""
@@ -136,22 +136,12 @@ def _explorer(sweep: Sweep, look: Styles) -> dict[str, Any] | None:
     there = [(x, y) for x, y in wanted if x != y and x in metrics and y in metrics]
     x, y = next((pair for pair in there if sweep.having(*(metrics[name] for name in pair))), tuple(metrics)[:2])
     groups = [kind._replace(metrics=tuple(m for m in kind.metrics if m.name in metrics)) for kind in sweep.kinds]
-    return {
-        "kinds": [kind for kind in groups if kind.metrics],
-        "x": x,
-        "y": y,
-        "content": _content(sweep, metrics, look),
-    }
-
-
-def _content(sweep: Sweep, metrics: dict[str, Metric], look: Styles) -> dict[str, Any]:
-    """What the page's script draws."""
-    figure = style.base_figure(460, {"nticks": 8}, {"nticks": 8}, {"r": 16}).update_layout(dragmode="zoom")
+    figure = figures.base_figure(460, {"nticks": 8}, {"nticks": 8}, {"r": 16}).update_layout(dragmode="zoom")
     each = _singly(sweep) if len(sweep.saes) > len(sweep.rows) else []
-    return {
+    content = {  # what the page's script draws
         "layout": figure.layout.to_plotly_json(),
-        "front": style.MUTED,
-        "bars": style.PALE,
+        "front": figures.MUTED,
+        "bars": figures.PALE,
         "metrics": {
             name: {"title": m.title, "axis": plain(m.axis), "better": m.better, "meaning": m.meaning}
             for name, m in metrics.items()
@@ -164,6 +154,7 @@ def _content(sweep: Sweep, metrics: dict[str, Metric], look: Styles) -> dict[str
         "rows": [_point(row, metrics.values()) for row in sweep.rows],
         "saes": [_point(row, metrics.values()) for row in each],
     }
+    return {"kinds": [kind for kind in groups if kind.metrics], "x": x, "y": y, "content": content}
 
 
 def _singly(sweep: Sweep) -> list[Configuration]:
@@ -190,11 +181,6 @@ def _against(sweep: Sweep, x: Metric, look: Styles, prefix: str) -> Iterator[tup
                 yield metric, _figures(panels.against(sweep, x, metric, look), prefix + metric.name)
 
 
-def _first_panel(metrics: Sequence[Metric]) -> str:
-    names = [metric.name for metric in metrics]
-    return next((name for name in (*FIRST_PANELS, *names) if name in names), "")
-
-
 def _figures(drawn: Sequence[panels.Panel], name: str) -> list[Figure]:
     return [Figure(f"{name}-{i}", figure, title) for i, (title, figure) in enumerate(panels.singles(drawn))]
 
@@ -202,11 +188,50 @@ def _figures(drawn: Sequence[panels.Panel], name: str) -> list[Figure]:
 # ---- settings ------------------------------------------------------------------------------------------
 
 
-def _without_saes(record: dict[str, object]) -> object:
+def _without_saes(record: dict[str, Any]) -> dict[str, Any]:
     config = record.get("config")
-    return {name: value for name, value in config.items() if name != "saes"} if isinstance(config, dict) else config
+    kept = {name: value for name, value in config.items() if name != "saes"} if isinstance(config, dict) else config
+    return {**record, "config": kept}
 
 
 def _known(sae: Saved) -> dict[str, object]:
     asked = {name: content["asked"] for name, content in sae.results.items() if "asked" in content}
     return {"folder": str(sae.folder), "config": sae.config, "metadata": sae.metadata, "evaluations": asked}
+
+
+# ---- the front page of a reproduction --------------------------------------------------------------------
+
+PAGES = {"SAE sweep": "report/index.html", "synthetic experiment": "synthetic/index.html"}
+
+
+def write_front(out: Path, paper_tables: Sequence[Table | Missing]) -> Path:
+    """Write `out`/index.html from reproduce.json and the paper's tables; return its path."""
+    record = read_file(out / "reproduce.json", "reproduce")
+    settings = record.get("settings") or {}
+    text = render(
+        "reproduce.html",
+        title="Reproduction of the paper",
+        scale=record.get("scale"),
+        about=f"{settings.get('model')}, layer {settings.get('layer')}, {settings.get('text')}",
+        pages=[(name, path) for name, path in PAGES.items() if (out / path).exists()],
+        stages=[*_stages(record.get("stages") or {}, out)],
+        tables=[table for table in paper_tables if isinstance(table, Table)],
+        missing=[table for table in paper_tables if isinstance(table, Missing)],
+        settings=settings,
+    )
+    write_text(out / "index.html", text)
+    return out / "index.html"
+
+
+def _stages(entries: dict[str, Any], out: Path) -> Iterator[dict[str, str]]:
+    """Name, state and time of each stage, and the path of its results; empty where there are none."""
+    paths = {"synthetic": "synthetic/index.html", "train": "train", **dict.fromkeys(registry(), "evals/table.csv")}
+    paths |= {"compare": "compare/pairs.csv", "report": "report/index.html"}
+    for name, path in paths.items():
+        entry = entries.get(name)
+        time = "-" if entry is None else clock(entry.get("seconds") or 0.0)
+        state = "not run" if entry is None else "finished" if entry.get("finished") else "not finished"
+        if name == "report":
+            state, time = "this page", "-"
+        there = state != "not run" and (out / path).exists()
+        yield {"name": name, "state": state, "time": time, "path": path if there else ""}

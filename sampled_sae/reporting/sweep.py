@@ -55,10 +55,8 @@ def table_of(rows: Sequence[Configuration], columns: Mapping[Key, Column], name:
     return Table([Column("SAE"), *columns.values()], lines, name, bold=frozenset(bold))
 
 
-BASE = "batchtopk"
-"""The group that others are measured against."""
-GROUPS = (BASE, "topk", "l2", "squared_l2", "entropy", "uniform", "released", "annealed")
-"""The order of rows."""
+BASE = "batchtopk"  # the group that others are measured against
+GROUPS = (BASE, "topk", "l2", "squared_l2", "entropy", "uniform", "released", "annealed")  # the order of rows
 ORIGIN = ("text", "context_size", "prepend_bos", "skip_first")
 TRAINING = ("steps", "batch_size", "input_norm")
 FREE = ("seed", "name")
@@ -72,14 +70,10 @@ class Sweep:
     layer: int | None
     width: int | None
     saes: tuple[Saved, ...]
-    rows: tuple[Configuration, ...]
-    """Configurations; BatchTopK first, then by group and l."""
-    kinds: tuple[Kind, ...]
-    """The evaluations, and of each the metrics, that some SAE has."""
-    log: Log
-    """The lines of each SAE, by its folder."""
-    notes: tuple[str, ...]
-    """What to know before comparing these SAEs."""
+    rows: tuple[Configuration, ...]  # configurations; BatchTopK first, then by group and l
+    kinds: tuple[Kind, ...]  # the evaluations, and of each the metrics, that some SAE has
+    log: Log  # the lines of each SAE, by its folder
+    notes: tuple[str, ...]  # what to know before comparing these SAEs
 
     @property
     def title(self) -> str:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sampled_sae.config import read_file
 from sampled_sae.reporting.collect import read_log
-from sampled_sae.reporting.pages import Figure, Mark, bold, render, several, training
-from sampled_sae.reporting.style import (
+from sampled_sae.reporting.figures import (
     GRID,
     INK,
     MUTED,
@@ -24,6 +23,7 @@ from sampled_sae.reporting.style import (
     styles,
     wrapped,
 )
+from sampled_sae.reporting.pages import Figure, Mark, bold, render, several, training
 from sampled_sae.reporting.sweep import Configuration, Key, field, table_of
 from sampled_sae.reporting.terminal import console_of, drawn, safe
 from sampled_sae.utils.errors import UserError

@@ -25,8 +25,7 @@ class Missing(NamedTuple):
 
     name: str
     title: str
-    why: str
-    """What it would take."""
+    why: str  # what it would take
 
 
 # ---- cells ---------------------------------------------------------------------------------------------
@@ -104,8 +103,7 @@ def _markdown_cell(table: Table, r: int, c: int) -> str:
 
 # ---- LaTeX ---------------------------------------------------------------------------------------------
 
-MOST = 6
-"""Columns of numbers side by side in a table without a caption."""
+MOST = 6  # columns of numbers side by side in a table without a caption
 PACKAGES = r"% Needs \usepackage{array,booktabs,graphicx}."
 SIGNS = {
     "\\": r"\textbackslash{}",
@@ -142,15 +140,13 @@ SIGNS = {
 }
 ACCENTS = set("\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327")
 """Those in pdfLaTeX's standard fonts."""
-PLAIN = "¡¿£§©€ÆæØøßŒœŁł"
-"""Other letters that pdfLaTeX takes as they are."""
+PLAIN = "¡¿£§©€ÆæØøßŒœŁł"  # other letters that pdfLaTeX takes as they are
 OTHER = r"""% \unicodeletter: the letter itself with XeLaTeX and LuaLaTeX, if the font has it; with pdfLaTeX its number.
 \providecommand{\unicodeletter}[1]{%
   \ifdefined\Umathcode\symbol{\string"#1}\else{\scriptsize\ttfamily U+#1}\fi\allowbreak}
 """
 BREAK = r"\allowbreak{}"
-WORD = 20
-"""Signs without a space after which a line may end."""
+WORD = 20  # signs without a space after which a line may end
 
 
 def in_latex(text: object) -> str:

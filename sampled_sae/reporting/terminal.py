@@ -15,10 +15,8 @@ from sampled_sae.evals import registry
 from sampled_sae.reporting.tables import columns_only, text_of
 from sampled_sae.utils.measures import Cell, Column, Table, Value
 
-NAME_WIDTH = 10
-"""Letters that the first column keeps in a narrow terminal."""
-SKEWED = 1.5
-"""How many times longer one side of an interval is where half its width would mislead."""
+NAME_WIDTH = 10  # letters that the first column keeps in a narrow terminal
+SKEWED = 1.5  # how many times longer one side of an interval is where half its width would mislead
 
 
 def console_of(width: int) -> Console:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampled_sae.config import read_file, write_file
 from sampled_sae.reporting import panels
-from sampled_sae.reporting import scatter as pareto
 from sampled_sae.reporting.collect import Found, collect
+from sampled_sae.reporting.figures import INK, MUTED, PAIRS, REFERENCE, Styles, pareto, plain
 from sampled_sae.reporting.pages import CURVES
 from sampled_sae.reporting.panels import curves
 from sampled_sae.reporting.paper_tables import paper_tables
 from sampled_sae.reporting.report_page import page, styles
-from sampled_sae.reporting.style import INK, MUTED, Styles, plain
 from sampled_sae.reporting.sweep import Sweep, sweeps
 from sampled_sae.reporting.tables import Missing, files, sweep_files
 from sampled_sae.utils.errors import UserError
@@ -28,27 +27,24 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 FORMATS = ("png", "pdf")
-WIDTH, SMALL = 760, (560, 430)
-"""Pixels of a sheet's width, and of a single figure."""
-SCALE = 3
-"""PNG pixels a pixel: 300 a printed inch at the width of a column."""
+WIDTH, SMALL = 760, (560, 430)  # pixels of a sheet's width, and of a single figure
+SCALE = 3  # PNG pixels per pixel: 300 per printed inch at the width of a column
 PAPER_FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
 
 
 def paper_figures(sweep: Sweep, look: Styles) -> Iterator[tuple[str, go.Figure]]:
     """File names without their ends, and figures."""
-    x = sweep.metric(pareto.REFERENCE)
+    x = sweep.metric(REFERENCE)
     for metric in sweep.metrics:
         if x and metric.headline and metric is not x and sweep.having(x, metric):
             if metric.better:
-                yield f"pareto-{metric.name}-{x.name}", _paper(pareto.pareto(sweep, x, metric, look, SMALL), *SMALL)
+                yield f"pareto-{metric.name}-{x.name}", _paper(pareto(sweep, x, metric, look, SMALL), *SMALL)
             yield f"panels-{metric.name}-{x.name}", _sheet(panels.against(sweep, x, metric, look))
-    for y_name, x_name in pareto.PAIRS:
+    for y_name, x_name in PAIRS:
         x, y = sweep.metric(x_name), sweep.metric(y_name)
         if x and y and sweep.having(x, y):
-            yield f"pareto-{y_name}-{x_name}", _paper(pareto.pareto(sweep, x, y, look, SMALL), *SMALL)
-    drawn = panels.densities(sweep, look)
-    if drawn:
+            yield f"pareto-{y_name}-{x_name}", _paper(pareto(sweep, x, y, look, SMALL), *SMALL)
+    if drawn := panels.densities(sweep, look):
         yield "density", _sheet(drawn)
     for key, title, _ in CURVES:
         figure = curves(list(sweep.rows), look, sweep.log, key)
@@ -79,9 +75,8 @@ def _paper(figure: go.Figure, width: int, height: int, top: int = 14) -> go.Figu
     legend: dict[str, Any] = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yanchor": "bottom"}
     legend |= {"yref": "container", "font": {"size": 12, "color": INK}, "itemsizing": "constant"}
     axis = {"tickfont": {"color": INK, "size": 12}, "linecolor": MUTED, "showline": True}
+    axis["title"] = {"font": {"size": 13, "color": INK}}
     figure.update_xaxes(axis).update_yaxes(axis)
-    figure.for_each_xaxis(lambda side: side.title.update(font={"size": 13, "color": INK}))
-    figure.for_each_yaxis(lambda side: side.title.update(font={"size": 13, "color": INK}))
     return figure.update_layout(
         paper_bgcolor="white",
         plot_bgcolor="white",
@@ -126,8 +121,7 @@ def write_figures(figures: Sequence[tuple[str, go.Figure]], folder: Path) -> lis
     return [path for _, path in files]
 
 
-LIST = "files.json"
-"""Lists the files of the report, so that the next one can remove those it no longer writes."""
+LIST = "files.json"  # lists the files of the report, so that the next one can remove those it no longer writes
 
 
 class Written(NamedTuple):
@@ -136,13 +130,10 @@ class Written(NamedTuple):
     page: Path
     tables: list[Path]
     figures: list[Path]
-    notes: list[str]
-    """What is missing, one line each."""
+    notes: list[str]  # what is missing, one line each
     sweeps: list[Sweep]
-    paper: list[Path]
-    """The paper's tables, three files each."""
-    paper_tables: list[Table | Missing]
-    """The same, and those for which something is missing."""
+    paper: list[Path]  # the paper's tables, three files each
+    paper_tables: list[Table | Missing]  # the same, and those for which something is missing
 
 
 def write_report(
@@ -155,34 +146,25 @@ def write_report(
     """
     found = _only(collect(folders), model, layer)
     made, notes = sweeps(found), list(found.notes)
-    names = _names(made)
-    paper = paper_tables(found, made, names)
+    named = dict(zip(_names(made), made, strict=True))
+    paper = paper_tables(found, made, [*named])
     make_folder(out)
     index = out / "index.html"
     write_text(index, page(found, made))
-    own = {
-        name + file: text for sweep, name in zip(made, names, strict=True) for file, text in sweep_files(sweep).items()
-    }
-    tables, filled = (_write_all(out / "tables", texts) for texts in (own, _texts_of(paper)))
+    own = {name + file: text for name, sweep in named.items() for file, text in sweep_files(sweep).items()}
+    of_paper = {file: text for table in paper if isinstance(table, Table) for file, text in files(table).items()}
+    tables, filled = (_write_all(out / "tables", texts) for texts in (own, of_paper))
     drawn: list[Path] = []
     lacking = missing_for_figures() if figures else None
     if figures and lacking is None:
-        listed = [
-            (name + file, figure)
-            for sweep, name in zip(made, names, strict=True)
-            for file, figure in paper_figures(sweep, styles(sweep))
-        ]
         try:
+            looks = [(name, sweep, styles(sweep)) for name, sweep in named.items()]
+            listed = [(name + file, one) for name, sweep, look in looks for file, one in paper_figures(sweep, look)]
             drawn = write_figures(listed, out / "figures")
         except UserError as error:
             lacking = str(error)
     _tidy(out, [index, *tables, *filled, *drawn])
     return Written(index, tables, drawn, [*notes, *([lacking] if lacking else [])], made, filled, paper)
-
-
-def _texts_of(paper: Sequence[Table | Missing]) -> dict[str, str]:
-    """Files of the tables that could be made."""
-    return {name: text for table in paper if isinstance(table, Table) for name, text in files(table).items()}
 
 
 def _write_all(folder: Path, texts: Mapping[str, str]) -> list[Path]:
@@ -194,21 +176,15 @@ def _write_all(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 
 def _only(found: Found, model: str | None, layer: int | None) -> Found:
     """The SAEs of one model or layer."""
-    if model is None and layer is None:
+    asked = {name: value for name, value in (("model", model), ("layer", layer)) if value is not None}
+    if not asked:
         return found
-    kept = [
-        sae
-        for sae in found.saes
-        if (model is None or sae.metadata.get("model_name") == model)
-        and (layer is None or sae.metadata.get("layer") == layer)
-    ]
+    origins = [{"model": s.metadata.get("model_name"), "layer": s.metadata.get("layer")} for s in found.saes]
+    kept = [sae for sae, origin in zip(found.saes, origins, strict=True) if origin | asked == origin]
     if not kept:
-        there = sorted({(str(sae.metadata.get("model_name")), str(sae.metadata.get("layer"))) for sae in found.saes})
-        asked = " and ".join(
-            f"{name} = {value!r}" for name, value in (("model", model), ("layer", layer)) if value is not None
-        )
-        names = "; ".join(f"{name}, layer {number}" for name, number in there) or "none"
-        raise UserError(f"{asked}: no such SAE; there are {names}")
+        wanted = " and ".join(f"{name} = {value!r}" for name, value in asked.items())
+        there = sorted({f"{origin['model']}, layer {origin['layer']}" for origin in origins})
+        raise UserError(f"{wanted}: no such SAE; there are {'; '.join(there) or 'none'}")
     runs = [run for run in found.runs if any(sae.run is run for sae in kept)]
     return replace(found, saes=kept, runs=runs)
 

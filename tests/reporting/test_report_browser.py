@@ -13,7 +13,7 @@ pytest.importorskip("plotly")
 from sampled_sae.evals import all_metrics
 from sampled_sae.method import presets
 from sampled_sae.reporting.collect import collect
-from sampled_sae.reporting.scatter import front
+from sampled_sae.reporting.figures import front
 from sampled_sae.reporting.sweep import sweeps
 from sampled_sae.reporting.write import write_report
 from tests.chromium import Opened

@@ -65,7 +65,7 @@ def test_tables_in_a_terminal_need_neither_plotly_nor_jinja2() -> None:
         "from sampled_sae.reporting.comparison import print_comparison\n"
         "from sampled_sae.reporting.synthetic import print_results\n"
         "from sampled_sae.reporting.tables import write_tables\n"
-        "import sampled_sae.browser.write, sampled_sae.reporting.write, sampled_sae.reporting.reproduce_page\n"
+        "import sampled_sae.browser.write, sampled_sae.reporting.write\n"
     )
     # torch is imported first: it may use jinja2 itself.
     done = subprocess.run([sys.executable, "-c", f"import torch\n{code}"], capture_output=True, text=True, timeout=120)

@@ -12,8 +12,8 @@ pytest.importorskip("plotly")
 
 from sampled_sae.reporting import write as sweep_figures
 from sampled_sae.reporting.collect import collect
+from sampled_sae.reporting.figures import KNOWN
 from sampled_sae.reporting.report_page import styles
-from sampled_sae.reporting.style import KNOWN
 from sampled_sae.reporting.sweep import sweeps
 from sampled_sae.reporting.write import paper_figures, write_figures, write_report
 from sampled_sae.utils.errors import UserError

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("plotly")
 
-from sampled_sae.reporting.scatter import Box, _around, front, place, span, steps
+from sampled_sae.reporting.figures import Box, _around, front, place, span, steps
 from sampled_sae.utils.measures import Better
 
 # Few different values: ties are the hard part.
