@@ -17,8 +17,7 @@ from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.cost import Cost, Workload
 from sampled_sae.utils.measures import Metric
 
-EMBEDDERS = {"minilm": 10_600_000}
-"""Weights of an embedder without its vocabulary; others are taken for mpnet."""
+EMBEDDERS = {"minilm": 10_600_000}  # Weights of an embedder without its vocabulary; others are taken for mpnet
 MPNET = 85_000_000
 
 

@@ -22,10 +22,8 @@ from sampled_sae.utils.files import make_folder, writing
 from sampled_sae.utils.third_party import package
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-PASSING = (408, 409, 425, 429, 500, 502, 503, 504, 529)
-"""HTTP errors that are worth another attempt."""
-REFUSING = (401, 403, 404, 405)
-"""HTTP errors of every question: the key, the model or the address is wrong."""
+PASSING = (408, 409, 425, 429, 500, 502, 503, 504, 529)  # HTTP errors that are worth another attempt
+REFUSING = (401, 403, 404, 405)  # HTTP errors of every question: the key, the model or the address is wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +72,21 @@ class Question(NamedTuple):
 
     system: str
     user: str
-    most: int
-    """Most tokens of the answer."""
+    most: int  # most tokens of the answer
 
 
 class Answer(NamedTuple):
     """The answer to one question."""
 
-    text: str | None
-    """None if there is no answer."""
-    reason: str = ""
-    """Why there is none."""
+    text: str | None  # None if there is no answer
+    reason: str = ""  # why there is none
     cached: bool = False
-    prompt_tokens: int = 0
-    """Tokens of the question, as the endpoint counts them; 0 if it does not report them."""
+    prompt_tokens: int = 0  # tokens of the question, as the endpoint counts them; 0 if it does not report them
     answer_tokens: int = 0
 
 
 STOPPED = Answer(None, "stopped")
-Done = Callable[[int], None]
-"""Called with the number of finished items."""
+Done = Callable[[int], None]  # Called with the number of finished items
 
 
 class Chat:

@@ -38,8 +38,7 @@ from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
-Ready = Mapping[int, str]
-"""Existing explanations, by latent."""
+Ready = Mapping[int, str]  # Existing explanations, by latent
 NO_SCORES = LatentScores(None, None, None)
 NEVER = "fires too rarely"
 

@@ -48,8 +48,7 @@ class TokenText:
         return "".join(f"{OPEN}{self[token]}{CLOSE}" if marked else self[token] for token, marked in pairs)
 
 
-Done = Callable[[int], None]
-"""Called with the number of finished items."""
+Done = Callable[[int], None]  # Called with the number of finished items
 INSTRUCTIONS = (
     "You are looking at one latent of a sparse autoencoder that was trained on the activations of a language model. "
     "Below are excerpts of text on which it fires, the strongest first. The tokens on which it fires stand between << "
@@ -63,18 +62,15 @@ OPENING = re.compile(
     r"(?:\w+ly\s+)?(?:on|for|when|in)\b[\s:*]*"
 )
 """Up to `this latent fires on`; the word fires inside an explanation is no opening."""
-WRAPPED = re.compile(r"(?s)([\"'])((?:(?!\1).)*)\1")
-"""An answer that is one quotation."""
+WRAPPED = re.compile(r"(?s)([\"'])((?:(?!\1).)*)\1")  # An answer that is one quotation
 THOUGHTS = re.compile(r"(?s)<think>.*?(?:</think>|\Z)")
 
 
 class Explained(NamedTuple):
     """The explanation of one latent."""
 
-    text: str | None
-    """None if there is none."""
-    reason: str = ""
-    """Why there is none."""
+    text: str | None  # None if there is none
+    reason: str = ""  # why there is none
 
 
 class Explainer(Protocol):
@@ -122,20 +118,13 @@ def read_explanation(answer: Answer) -> Explained:
     return Explained(text)
 
 
-NAMED = 6
-"""Tokens named at most."""
-BEFORE = 3
-"""Tokens before named at most."""
-WORDS = 8
-"""Words of the contexts named at most."""
-WINDOWS = 400
-"""Firings whose surroundings are looked at."""
-COVERED = 0.8
-"""Share after which no more tokens are named."""
-OFTEN = 0.25
-"""Share from which on the tokens before are worth a word."""
-MANY = 0.3
-"""Share below which the named tokens are only examples."""
+NAMED = 6  # Tokens named at most
+BEFORE = 3  # Tokens before named at most
+WORDS = 8  # Words of the contexts named at most
+WINDOWS = 400  # Firings whose surroundings are looked at
+COVERED = 0.8  # Share after which no more tokens are named
+OFTEN = 0.25  # Share from which on the tokens before are worth a word
+MANY = 0.3  # Share below which the named tokens are only examples
 
 
 class ContrastExplainer:

@@ -40,22 +40,16 @@ class Sheet(NamedTuple):
     """One question to a judge."""
 
     explanation: str
-    """Explanation of the latent."""
-    texts: list[str]
-    """The windows; with marks if the marks are what is judged."""
-    marked: bool
-    """Whether they are."""
-    expected: int
-    """How many windows are right by the protocol: half, or SAEBench's 4 of 14."""
+    texts: list[str]  # the windows; with marks if the marks are what is judged
+    marked: bool  # whether they are
+    expected: int  # how many windows are right by the protocol: half, or SAEBench's 4 of 14
 
 
 class Verdict(NamedTuple):
     """A judge's answer to one sheet."""
 
-    named: list[bool] | None
-    """For each window whether the judge names it; none if there is no answer."""
-    reason: str = ""
-    """Why there is none."""
+    named: list[bool] | None  # for each window whether the judge names it; none if there is no answer
+    reason: str = ""  # why there is none
 
 
 class Judge(Protocol):
@@ -116,8 +110,7 @@ def read_verdict(answer: Answer, n: int) -> Verdict:
 
 QUOTED = re.compile(r"""(?<!\w)'([^']+)'(?!\w)|"([^"]+)"|`([^`]+)`|\u2018([^\u2019]+)\u2019|\u201c([^\u201d]+)\u201d""")
 MARKED = re.compile(f"{OPEN}(.*?){CLOSE}")
-SHEETS = 256
-"""Sheets whose texts are embedded together."""
+SHEETS = 256  # Sheets whose texts are embedded together
 
 
 class EmbeddingJudge:

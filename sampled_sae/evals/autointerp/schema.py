@@ -30,12 +30,10 @@ Kind = Literal["detection", "balanced", "fuzzing"]
 KINDS: tuple[Kind, ...] = ("detection", "balanced", "fuzzing")
 
 
-LEAST = 2
-"""Least windows on each side of a balanced score."""
+LEAST = 2  # Least windows on each side of a balanced score
 Half = Annotated[int, Bound(f"must be at least {LEAST}, or 0 for none", lambda value: value == 0 or value >= LEAST)]
 Means = Literal["chat", "offline"]
-CONTEXT = 128
-"""Tokens per context that autointerp reads, as in SAEBench."""
+CONTEXT = 128  # Tokens per context that autointerp reads, as in SAEBench
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +125,9 @@ class AutointerpConfig(Config):
 class CallEstimate(NamedTuple):
     """Most calls of the endpoint in a run; cached answers cost nothing."""
 
-    calls: int
-    """Questions."""
-    prompt_tokens: int
-    """Tokens of the questions, roughly."""
-    answer_tokens: int
-    """Most tokens of the answers."""
+    calls: int  # questions
+    prompt_tokens: int  # tokens of the questions, roughly
+    answer_tokens: int  # most tokens of the answers
 
 
 def estimate_calls(settings: AutointerpConfig, saes: int, ready: int = 0) -> CallEstimate:
@@ -161,10 +156,8 @@ def estimate_calls(settings: AutointerpConfig, saes: int, ready: int = 0) -> Cal
     return CallEstimate(calls, prompt, answer)
 
 
-INSTRUCTIONS = 180
-"""Tokens of a question without its windows."""
-EXPLANATION_TOKENS = 30
-"""Tokens of an explanation at most, as in SAEBench."""
+INSTRUCTIONS = 180  # Tokens of a question without its windows
+EXPLANATION_TOKENS = 30  # Tokens of an explanation at most, as in SAEBench
 
 
 def verdict_tokens(windows: int) -> int:
@@ -175,92 +168,59 @@ def verdict_tokens(windows: int) -> int:
 class LatentScores(NamedTuple):
     """Scores of one latent; None without an answer of the judge."""
 
-    detection: float | None
-    """Share of SAEBench's windows judged correctly; naming none gives 10/14."""
-    balanced: float | None
-    """Balanced accuracy on equal numbers of windows that fire and that do not; chance is 1/2."""
-    fuzzing: float | None
-    """Balanced accuracy at telling correct marks from wrong ones; chance is 1/2."""
+    detection: float | None  # share of SAEBench's windows judged correctly; naming none gives 10/14
+    balanced: float | None  # balanced accuracy on equal numbers of windows that fire and that do not; chance is 1/2
+    fuzzing: float | None  # balanced accuracy at telling correct marks from wrong ones; chance is 1/2
 
 
 class LatentResult(NamedTuple):
     """One latent."""
 
     latent: int
-    """Its number."""
-    fired: int
-    """Counted tokens at which it fires."""
-    explanation: str | None
-    """None if it could not be explained."""
-    scores: LatentScores
-    """How well the explanation predicts where it fires."""
-    control: LatentScores
-    """The same for the explanation of another latent."""
-    random_that_fire: int
-    """SAEBench's random windows in which it does fire, although they count as not firing."""
-    reasons: tuple[str, ...]
-    """Why an explanation or a score is missing."""
+    fired: int  # counted tokens at which it fires
+    explanation: str | None  # None if it could not be explained
+    scores: LatentScores  # how well the explanation predicts where it fires
+    control: LatentScores  # the same for the explanation of another latent
+    random_that_fire: int  # SAEBench's random windows in which it does fire, although they count as not firing
+    reasons: tuple[str, ...]  # why an explanation or a score is missing
 
 
 class Score(NamedTuple):
     """A score over latents."""
 
-    mean: Estimate
-    """With a bootstrap interval over latents."""
-    deviation: float | None
-    """Standard deviation over latents; none for fewer than two."""
-    latents: int
-    """Latents that have it."""
+    mean: Estimate  # with a bootstrap interval over latents
+    deviation: float | None  # standard deviation over latents; none for fewer than two
+    latents: int  # latents that have it
 
 
 class Calls(NamedTuple):
     """Calls of a chat endpoint."""
 
-    asked: int
-    """Questions."""
-    from_disk: int
-    """Of these, answered before."""
-    failed: int
-    """Of these, without any answer."""
-    prompt_tokens: int
-    """Tokens of the questions that were sent, as the endpoint counts them."""
-    answer_tokens: int
-    """Tokens of the answers."""
+    asked: int  # questions
+    from_disk: int  # of these, answered before
+    failed: int  # of these, without any answer
+    prompt_tokens: int  # tokens of the questions that were sent, as the endpoint counts them
+    answer_tokens: int  # tokens of the answers
 
 
 class AutointerpResult(NamedTuple):
     """One SAE on one layer of one model."""
 
-    layer: int
-    """The residual stream after this block, counted from 0."""
-    tokens: int
-    """Tokens of text at which firing counts."""
-    high_norm: int
-    """Tokens at which it does not, because their norm is too high."""
-    alive: int | None
-    """Latents that fire often enough; None if latents were named."""
+    layer: int  # the residual stream after this block, counted from 0
+    tokens: int  # tokens of text at which firing counts
+    high_norm: int  # tokens at which it does not, because their norm is too high
+    alive: int | None  # latents that fire often enough; None if latents were named
     explainer: str
-    """Name of the explainer."""
     judge: str
-    """Name of the judge."""
-    detection: Score
-    """SAEBench's score."""
-    balanced: Score
-    """With checked negatives."""
-    fuzzing: Score
-    """By marks."""
-    control: dict[str, Score]
-    """The three scores with explanations of other latents; empty without a control."""
-    chosen: int
-    """Latents that were to be explained."""
-    skipped: dict[str, int]
-    """Why latents, or single scores of them, are missing, and how many."""
-    calls: Calls | None
-    """Calls of this SAE; none without a chat model."""
-    latents: list[LatentResult]
-    """Each latent, by number."""
-    settings: AutointerpConfig
-    """How it was measured."""
+    detection: Score  # SAEBench's score
+    balanced: Score  # with checked negatives
+    fuzzing: Score  # by marks
+    control: dict[str, Score]  # the three scores with explanations of other latents; empty without a control
+    chosen: int  # latents that were to be explained
+    skipped: dict[str, int]  # why latents, or single scores of them, are missing, and how many
+    calls: Calls | None  # calls of this SAE; none without a chat model
+    latents: list[LatentResult]  # each latent, by number
+    settings: AutointerpConfig  # how it was measured
 
     def best(self, n: int = 10) -> list[LatentResult]:
         """The latents of the highest scores: by detection, then balanced, then fuzzing."""

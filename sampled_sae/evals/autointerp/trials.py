@@ -36,46 +36,32 @@ NO_APART = "too few firings apart from those shown"
 class Item(NamedTuple):
     """One window of a trial."""
 
-    window: Window
-    """The text, with the latent's activations."""
-    marks: list[bool] | None
-    """Marked tokens; None if the judge sees no marks."""
-    right: bool
-    """Whether the judge should name it: it counts as firing, or its marks are where the latent fires."""
+    window: Window  # the text, with the latent's activations
+    marks: list[bool] | None  # marked tokens; None if the judge sees no marks
+    right: bool  # whether the judge should name it: it counts as firing, or its marks are where the latent fires
 
 
 class Trial(NamedTuple):
     """Windows in random order, some of which the judge should name."""
 
-    kind: Kind
-    """Detection as in SAEBench, the balanced one with checked negatives, or fuzzing."""
+    kind: Kind  # detection as in SAEBench, the balanced one with checked negatives, or fuzzing
     items: list[Item]
-    """The windows."""
-    expected: int
-    """Number of right windows by the protocol, whatever the latent does."""
+    expected: int  # number of right windows by the protocol, whatever the latent does
 
 
 class Case(NamedTuple):
     """One latent with all that is needed to explain it and to try the explanation."""
 
     latent: int
-    """Its number."""
-    fired: int
-    """Counted tokens at which it fires."""
-    cut: float
-    """A token counts as firing in a window if its activation is above this."""
-    shown: list[Window]
-    """What the explainer sees, the largest activation first."""
+    fired: int  # counted tokens at which it fires
+    cut: float  # A token counts as firing in a window if its activation is above this
+    shown: list[Window]  # what the explainer sees, the largest activation first
     elsewhere: Tensor
     """[f] int64: flat positions of its firings above the cut, in what is shown or outside every judged window."""
-    strength: Tensor
-    """[f] float32: its activations there."""
-    trials: list[Trial]
-    """Input of the judge; a score that cannot be measured is missing."""
-    missing: dict[Kind, str]
-    """Why."""
-    random_that_fire: int
-    """Of SAEBench's random windows, those in which it does fire."""
+    strength: Tensor  # [f] float32: its activations there
+    trials: list[Trial]  # input of the judge; a score that cannot be measured is missing
+    missing: dict[Kind, str]  # why it is
+    random_that_fire: int  # of SAEBench's random windows, those in which it does fire
 
 
 def build_case(contexts: Tensor, firings: Firings, latent: int, settings: AutointerpConfig) -> Case | str:

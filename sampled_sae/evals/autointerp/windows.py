@@ -22,29 +22,20 @@ from sampled_sae.utils.errors import UserError
 class Window(NamedTuple):
     """A stretch of text with the activation of one latent at each token."""
 
-    context: int
-    """Number of the context."""
-    centre: int
-    """Position in the context of the token in the middle."""
+    context: int  # number of the context
+    centre: int  # position in the context of the token in the middle
     tokens: list[int]
-    """Token ids."""
-    activations: list[float]
-    """The latent's activation at each of them."""
+    activations: list[float]  # the latent's activation at each of them
 
 
 class Examples(NamedTuple):
     """What one latent fires on."""
 
     latent: int
-    """Its number."""
-    fired: int
-    """Counted tokens at which it fires; with 0 there are no windows."""
-    maximum: float
-    """Its largest activation."""
-    top: list[Window]
-    """Windows around the largest activations, the largest first; no two overlap at their centres."""
-    random: list[Window]
-    """Windows around tokens drawn from all at which it fires."""
+    fired: int  # counted tokens at which it fires; with 0 there are no windows
+    maximum: float  # its largest activation
+    top: list[Window]  # windows around the largest activations, the largest first; no two overlap at their centres
+    random: list[Window]  # windows around tokens drawn from all at which it fires
 
 
 def find_examples(

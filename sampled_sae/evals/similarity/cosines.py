@@ -15,10 +15,8 @@ from sampled_sae.utils.errors import UserError
 class Directions(NamedTuple):
     """A dictionary's rows as directions."""
 
-    rows: Tensor
-    """[n, d] float32 of unit norm."""
-    latent: Tensor
-    """[n] long: which latent each one is. Rows of zeros have no direction and are left out."""
+    rows: Tensor  # [n, d] float32 of unit norm
+    latent: Tensor  # [n] long: which latent each one is. Rows of zeros have no direction and are left out.
 
 
 def directions(decoder: Tensor, name: str = "decoder") -> Directions:
@@ -80,8 +78,7 @@ def best_of_rows(a: Tensor, b: Tensor, count: int, at_once: int, prices: Tensor 
     return values, columns
 
 
-STEPS = 40_000
-"""Points of the quadrature; twice as many change no digit that is shown."""
+STEPS = 40_000  # Points of the quadrature; twice as many change no digit that is shown
 
 
 def random_best(width: int, others: int) -> float | None:

@@ -43,16 +43,11 @@ from sampled_sae.utils.errors import UserError
 class Meanings(NamedTuple):
     """An SAE's explained latents that have a direction."""
 
-    rows: Tensor
-    """[n, d] unit decoder rows."""
-    vectors: Tensor
-    """[n, e] unit embeddings of the explanations, on the same device."""
-    latent: list[int]
-    """[n]: which latents they are."""
-    explained: dict[int, Explanation]
-    """What each stands for."""
-    left_out: int
-    """Explained latents without a direction: their decoder rows are zeros."""
+    rows: Tensor  # [n, d] unit decoder rows
+    vectors: Tensor  # [n, e] unit embeddings of the explanations, on the same device
+    latent: list[int]  # [n]: which latents they are
+    explained: dict[int, Explanation]  # what each stands for
+    left_out: int  # explained latents without a direction: their decoder rows are zeros
 
 
 class Unique(NamedTuple):
@@ -60,42 +55,29 @@ class Unique(NamedTuple):
 
     latent: int
     explanation: str
-    score: float | None
-    """The latent's interpretability score."""
-    match: int
-    """The other SAE's latent."""
+    score: float | None  # the latent's interpretability score
+    match: int  # the other SAE's latent
     match_explanation: str
     match_score: float | None
-    overall: float
-    """(decoder + text) / 2, which the match has the largest of."""
-    decoder: float
-    """Cosine of the decoder rows."""
-    text: float
-    """Cosine of the embedded explanations."""
-    nearest: float
-    """Largest cosine of the decoder row with any latent of the other SAE, explained or not."""
+    overall: float  # (decoder + text) / 2, which the match has the largest of
+    decoder: float  # cosine of the decoder rows
+    text: float  # cosine of the embedded explanations
+    nearest: float  # largest cosine of the decoder row with any latent of the other SAE, explained or not
 
 
 class UniqueFeatures(NamedTuple):
     """The latents of one SAE that another one lacks."""
 
-    of: str
-    """Whose latents these are."""
-    against: str
-    """Among whose latents they have no equal."""
-    latents: int
-    """Explained latents that were looked at."""
-    others: int
-    """Explained latents of the other SAE."""
-    left_out: int
-    """Explained latents of both that have no direction."""
-    mean: float
-    """Mean over the latents of their best match's overall similarity."""
+    of: str  # whose latents these are
+    against: str  # among whose latents they have no equal
+    latents: int  # explained latents that were looked at
+    others: int  # explained latents of the other SAE
+    left_out: int  # explained latents of both that have no direction
+    mean: float  # mean over the latents of their best match's overall similarity
     equals: int
     """Latents that are not unique: some latent of the other SAE, explained or not, has a decoder cosine at the
     threshold or above."""
-    table: list[Unique]
-    """Of the others those of the lowest best match, lowest first."""
+    table: list[Unique]  # of the others those of the lowest best match, lowest first
 
 
 def meanings(directions: Directions, explained: dict[int, Explanation], vectors: Tensor) -> Meanings:
@@ -161,10 +143,8 @@ class Embeds(Protocol):
 class PairResult(NamedTuple):
     """Two SAEs."""
 
-    pair: Pair
-    """Which two, and why."""
-    compared: Compared
-    """By their decoders."""
+    pair: Pair  # which two, and why
+    compared: Compared  # by their decoders
     unique: list[UniqueFeatures]
     """By decoders and explanations: latents of a that b lacks, and of b that a lacks; empty if not measured."""
 
@@ -174,15 +154,12 @@ class Comparison(NamedTuple):
 
     members: list[Member]
     plan: Plan
-    zeros: dict[str, int]
-    """Latents without a direction by SAE."""
+    zeros: dict[str, int]  # latents without a direction by SAE
     pairs: list[PairResult]
-    seeds: list[SeedAgreement]
-    """One for each configuration of several seeds."""
+    seeds: list[SeedAgreement]  # one for each configuration of several seeds
     scores: dict[str, Table]
     """MMCS from each configuration to each other: over `all` latents, over `live` ones, and for `random` ones."""
-    skipped: list[Skipped]
-    """What could not be measured."""
+    skipped: list[Skipped]  # what could not be measured
     settings: SimilarityConfig
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,23 +15,18 @@ from sampled_sae.utils.errors import UserError
 
 MOST_SWEEPS = 1000
 """Sweeps over the candidates that look for prices; fewer are needed, and any prices give a true bound."""
-SETTLED = 1e-9
-"""A price that rises by less does not count."""
+SETTLED = 1e-9  # A price that rises by less does not count
 
 
 class Match(NamedTuple):
     """The partner of each row; every row of the smaller side has one, none has two."""
 
-    column: Tensor
-    """[m] long on the CPU: the row's partner, -1 for one without."""
-    cosine: Tensor
-    """[m] float32 on the CPU: cosine of the two, nan for a row without partner."""
+    column: Tensor  # [m] long on the CPU: the row's partner, -1 for one without
+    cosine: Tensor  # [m] float32 on the CPU: cosine of the two, nan for a row without partner
     method: Literal["exact", "candidates"]
     """Whether all cosines were read at once, or only the best candidates of each row and column."""
-    total: float
-    """Sum of the pairs' cosines."""
-    bound: float
-    """No one-to-one matching has a larger sum than this."""
+    total: float  # sum of the pairs' cosines
+    bound: float  # no one-to-one matching has a larger sum than this
 
     @property
     def pairs(self) -> int:
@@ -80,8 +75,7 @@ class _Edges(NamedTuple):
 
     row: Tensor
     column: Tensor
-    cosine: Tensor
-    """Float64."""
+    cosine: Tensor  # float64
 
 
 def _by_candidates(a: Tensor, b: Tensor, settings: SimilarityConfig) -> Match:
@@ -196,10 +190,8 @@ def _scipy(name: str) -> Any:
 class Matching(NamedTuple):
     """The latent that stands for each true feature; no latent stands for two."""
 
-    latent: Tensor
-    """[k] long: index of the latent, -1 for a feature that got none."""
-    similarity: Tensor
-    """[k] float: absolute cosine of the two rows, 0 for a feature that got none."""
+    latent: Tensor  # [k] long: index of the latent, -1 for a feature that got none
+    similarity: Tensor  # [k] float: absolute cosine of the two rows, 0 for a feature that got none
 
 
 def match(learned: Tensor, true: Tensor) -> Matching:

@@ -64,26 +64,17 @@ TRAINING = ("steps", "batch_size", "input_norm")
 class Member:
     """One SAE of a comparison; its weights are read only while they are compared."""
 
-    name: str
-    """Its folder, or another name that no other member has."""
+    name: str  # its folder, or another name that no other member has
     latents: int
-    """Number of latents m."""
     width: int
-    """Input width d."""
-    decoder: Callable[[], Tensor]
-    """Reads the decoder's rows [m, d]."""
+    decoder: Callable[[], Tensor]  # reads the decoder's rows [m, d]
     configuration: dict[str, Any] = field(default_factory=dict)
     """All that decides the outcome but the seed, flat; empty for an SAE without them."""
-    kind: str | None = None
-    """Short name of the configuration."""
-    seed: int | None = None
-    """Seed of the start values."""
-    data_seed: int | None = None
-    """Seed of the order of the data."""
-    live: Liveness = UNKNOWN
-    """Which latents fire."""
+    kind: str | None = None  # short name of the configuration
+    seed: int | None = None  # seed of the start values
+    data_seed: int | None = None  # seed of the order of the data
+    live: Liveness = UNKNOWN  # which latents fire
     explained: dict[int, Explanation] = field(default_factory=dict)
-    """Explanations by latent."""
 
 
 def member_of(
@@ -185,17 +176,14 @@ Kind = Literal["seeds", "scores"]
 class Group(NamedTuple):
     """One configuration, in one or more seeds."""
 
-    label: str
-    """Short, and no other group's; `l2-l5`, or `l2-l5 k=64` where that is not unique."""
-    members: list[Member]
-    """In the order given."""
+    label: str  # short, and no other group's; `l2-l5`, or `l2-l5 k=64` where that is not unique
+    members: list[Member]  # in the order given
 
 
 class Pair(NamedTuple):
     """Two SAEs to compare."""
 
-    kind: Kind
-    """Seeds of one configuration, or two configurations."""
+    kind: Kind  # seeds of one configuration, or two configurations
     a: Member
     b: Member
     group_a: str
@@ -205,23 +193,17 @@ class Pair(NamedTuple):
 class Skipped(NamedTuple):
     """A requested measurement that was not possible."""
 
-    what: str
-    """seeds, scores, live, matching or explanations."""
-    who: str
-    """The SAE, group or pair."""
-    reason: str
-    """Why."""
+    what: str  # seeds, scores, live, matching or explanations
+    who: str  # the SAE, group or pair
+    reason: str  # why
 
 
 class Plan(NamedTuple):
     """What a comparison will do."""
 
-    groups: list[Group]
-    """In the order of their first members; of SAEs of the same seeds only the first."""
-    reference: str | None
-    """Label of the group that others are compared with; none for a single group."""
-    pairs: list[Pair]
-    """Where one of the two is of the reference, it is b."""
+    groups: list[Group]  # in the order of their first members; of SAEs of the same seeds only the first
+    reference: str | None  # label of the group that others are compared with; none for a single group
+    pairs: list[Pair]  # where one of the two is of the reference, it is b
     skipped: list[Skipped]
 
 

@@ -13,35 +13,26 @@ from sampled_sae.evals.similarity.cosines import Directions, directions, nearest
 from sampled_sae.evals.similarity.matching import match_rows
 from sampled_sae.evals.similarity.members import Group, Member, Pair, SimilarityConfig
 
-BINS = 100
-"""Bins of the histograms, from a cosine of -1 to 1."""
+BINS = 100  # Bins of the histograms, from a cosine of -1 to 1
 EDGES = [-1 + 2 * i / BINS for i in range(BINS + 1)]
 
 
 class Dictionary(NamedTuple):
     """An SAE's decoder, ready to be compared."""
 
-    directions: Directions
-    """Its rows, the live ones first where they are known."""
-    live: int | None
-    """How many rows at the beginning are live ones; none if it is not known."""
-    zeros: int
-    """Latents without a direction, left out: their rows are zeros."""
+    directions: Directions  # its rows, the live ones first where they are known
+    live: int | None  # how many rows at the beginning are live ones; none if it is not known
+    zeros: int  # latents without a direction, left out: their rows are zeros
 
 
 class Agreement(NamedTuple):
     """The latents of one SAE, each with the nearest of the other."""
 
-    latents: int
-    """Latents that were asked."""
-    mmcs: float | None
-    """Mean over them of the largest cosine; none where one of the two has no latents."""
-    shared: float | None
-    """Share of them whose largest cosine is at the threshold or above."""
-    random: float | None
-    """What the MMCS would be for random directions, as many as the other SAE has."""
-    histogram: list[int]
-    """Latents by their largest cosine, in 100 even bins from -1 to 1."""
+    latents: int  # latents that were asked
+    mmcs: float | None  # mean over them of the largest cosine; none where one of the two has no latents
+    shared: float | None  # share of them whose largest cosine is at the threshold or above
+    random: float | None  # what the MMCS would be for random directions, as many as the other SAE has
+    histogram: list[int]  # latents by their largest cosine, in 100 even bins from -1 to 1
 
 
 class BothWays(NamedTuple):
@@ -49,41 +40,29 @@ class BothWays(NamedTuple):
 
     a_to_b: Agreement
     b_to_a: Agreement
-    mean: float | None
-    """Of the two MMCS."""
-    random: float | None
-    """Of the two random ones."""
+    mean: float | None  # of the two MMCS
+    random: float | None  # of the two random ones
 
 
 class Matching(NamedTuple):
     """One-to-one pairs of the largest total cosine."""
 
-    pairs: int
-    """As many as the smaller SAE has latents."""
-    mean: float | None
-    """Mean cosine of the pairs."""
-    shared: float | None
-    """Share of them at the threshold or above."""
-    method: str
-    """exact, or by candidates."""
-    gap: float
-    """Mean cosine per pair by which the best matching can be better at most; 0 where this one is the best."""
-    histogram: list[int]
-    """Pairs by cosine, in 100 even bins from -1 to 1."""
+    pairs: int  # as many as the smaller SAE has latents
+    mean: float | None  # mean cosine of the pairs
+    shared: float | None  # share of them at the threshold or above
+    method: str  # exact, or by candidates
+    gap: float  # mean cosine per pair by which the best matching can be better at most; 0 where this one is the best
+    histogram: list[int]  # pairs by cosine, in 100 even bins from -1 to 1
 
 
 class Compared(NamedTuple):
     """Similarity of two SAEs by their decoders."""
 
-    all: BothWays
-    """Over all latents that have a direction."""
-    live: BothWays | None
-    """Live latents with live ones."""
-    live_missing: str | None
-    """Why there is no comparison of live ones."""
+    all: BothWays  # over all latents that have a direction
+    live: BothWays | None  # live latents with live ones
+    live_missing: str | None  # why there is no comparison of live ones
     matching: Matching | None
-    matching_missing: str | None
-    """Why there is no matching, though one was asked for."""
+    matching_missing: str | None  # why there is no matching, though one was asked for
 
 
 def dictionary(member: Member, device: torch.device | str = "cpu") -> Dictionary:
@@ -178,8 +157,7 @@ Facts = Sequence[tuple[Pair, Compared]]
 class Spread(NamedTuple):
     """One number of several pairs."""
 
-    pairs: int
-    """Pairs that have it."""
+    pairs: int  # pairs that have it
     mean: float
     sd: float | None
     """Standard deviation over the pairs (which share SAEs, so it is no standard error); none for a single pair."""
@@ -192,28 +170,21 @@ class SeedAgreement(NamedTuple):
 
     group: str
     seeds: list[int | None]
-    mmcs: Spread | None
-    """Over all latents; none where no pair has one."""
-    random: float | None
-    """The MMCS of random directions, mean over the same pairs."""
-    live: Spread | None
-    """Live latents with live ones; none if it is not known which those are."""
+    mmcs: Spread | None  # over all latents; none where no pair has one
+    random: float | None  # the MMCS of random directions, mean over the same pairs
+    live: Spread | None  # live latents with live ones; none if it is not known which those are
     live_random: float | None
-    matched: Spread | None
-    """Mean cosine of the one-to-one pairs."""
-    shared: Spread | None
-    """Share of the one-to-one pairs at the threshold or above."""
+    matched: Spread | None  # mean cosine of the one-to-one pairs
+    shared: Spread | None  # share of the one-to-one pairs at the threshold or above
 
 
 class Table(NamedTuple):
     """Configurations by configurations."""
 
-    groups: list[str]
-    """Labels of rows and columns."""
+    groups: list[str]  # labels of rows and columns
     mmcs: list[list[float | None]]
     """From the row's latents to the column's, mean over seeds; on the diagonal across seeds. None: not compared."""
-    pairs: list[list[int]]
-    """Pairs of SAEs behind each number."""
+    pairs: list[list[int]]  # pairs of SAEs behind each number
 
 
 def across_seeds(groups: Sequence[Group], facts: Facts) -> list[SeedAgreement]:
