@@ -14,16 +14,17 @@ import argparse
 
 import torch
 
-from sampled_sae import OptimizerConfig, batchtopk
+from sampled_sae import batchtopk
 from sampled_sae.data.synthetic import BUCKETS, SyntheticData
 from sampled_sae.experiments.synthetic import EXPERIMENTS
+from sampled_sae.method.presets import paper_recipe
 from sampled_sae.training.heldout import by_threshold, calibrated_threshold
 from sampled_sae.training.learner import Learner
 
 
 def from_truth(data: SyntheticData, latents: int, k: int, lr: float, steps: int) -> Learner:
     """A BatchTopK learner whose first latents are the true features, plus and minus."""
-    config = batchtopk(latents, k, optimizer=OptimizerConfig(lr=lr))
+    config = batchtopk(latents, k, **paper_recipe(lr))
     learner = Learner(config, data.config.d, steps, 0, data.dictionary.device, torch.float32)
     truth = torch.cat([data.dictionary, -data.dictionary])
     learner.weights.W_dec[: len(truth)] = truth

@@ -5,8 +5,18 @@ import torch
 
 from sampled_sae.kernels.path import FastPath
 from sampled_sae.method import presets
-from sampled_sae.method.config import AuxKConfig, Fraction, Multiplier, OptimizerConfig, PoolConfig, SAEConfig, Scope
+from sampled_sae.method.config import (
+    AuxKConfig,
+    Fraction,
+    InitConfig,
+    Multiplier,
+    OptimizerConfig,
+    PoolConfig,
+    SAEConfig,
+    Scope,
+)
 from sampled_sae.method.parameters import Parameters, start_parameters
+from sampled_sae.training.learner import Learner
 from sampled_sae.training.step import PlainPath
 from tests import reference
 
@@ -138,3 +148,16 @@ def test_a_gradient_is_clipped_to_its_limit():
     moved = sum(float((mean / 0.1).square().sum()) for mean, _ in path.optimizer.moments) ** 0.5
     assert float(norm) > 1e-3
     assert moved == pytest.approx(1e-4, rel=0.02)
+
+
+def test_the_first_step_sees_directions_drawn_from_its_batch():
+    """The 16-bit copies of the weights follow the initial values that the first batch decides."""
+    config = presets.topk_then_batchtopk(M, K, init=InitConfig(decoder="covariance"))
+    _, x = weights_and_batch(16)
+    fast, plain = (Learner(config, 16, 10, 0, DEVICE, torch.float32) for _ in range(2))
+    fast.path = FastPath(fast.weights, config, 10, fast.generator)
+    plain.path = PlainPath(plain.weights, config, 10, plain.generator)
+    losses = [float(learner.step(x, 0).loss) for learner in (fast, plain)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+    assert distance(fast.weights.W_dec, plain.weights.W_dec) < 1e-6  # the rate of the first step is 0
+    assert distance(fast.path.optimizer.W_dec[:, :16], fast.weights.W_dec) < 0.01

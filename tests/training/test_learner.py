@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.method.config import Annealed, AuxKConfig, Fraction, PoolConfig, SAEConfig
+from sampled_sae.method.config import Annealed, AuxKConfig, Fraction, InitConfig, PoolConfig, SAEConfig
 from sampled_sae.training.learner import METRICS, Learner, Stats
 from tests.small_runs import same_weights
 
@@ -87,3 +87,25 @@ def test_a_kept_pool_is_drawn_as_often_as_asked_also_while_it_grows(refresh, act
 
 def test_each_number_of_the_log_is_declared():
     assert [metric.name for metric in METRICS] == list(Stats._fields)
+
+
+@pytest.mark.parametrize("decoder", ["random", "covariance"])
+def test_a_learner_continues_bit_for_bit_from_its_state(activations, decoder):
+    """With the default recipe, before and after the switch from TopK to BatchTopK."""
+    config = ss.topk_then_batchtopk(48, 4, until=0.5, init=InitConfig(decoder), auxk=AuxKConfig(dead_after=1000))
+
+    def new() -> Learner:
+        return Learner(config, 16, 20, 3, torch.device("cpu"), torch.float32)
+
+    def run(learner: Learner, first: int, last: int) -> None:
+        for step in range(first, last):
+            learner.step(activations[step * 200 : (step + 1) * 200], step, measure=False)
+
+    whole = new()
+    run(whole, 0, 20)
+    for stop in (1, 7, 13):
+        begun, resumed = new(), new()
+        run(begun, 0, stop)
+        resumed.load_state({name: value.clone() for name, value in begun.state().items()})
+        run(resumed, stop, 20)
+        assert same_weights(resumed.sae(), whole.sae())
