@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ from sampled_sae.data.stream import (
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.third_party import reason
 
-NAME = "activations"
-"""Name of the only stream of a source without hook points."""
+NAME = "activations"  # of the only stream of a source without hook points
 KINDS = "a tensor, an array, a path, a data set, an activation stream or an iterable of batches [N, d_in]"
 
 
@@ -66,12 +66,11 @@ class Source(ActivationSource):
     ) -> dict[str, ActivationStream]:
         wanted = heldout_tokens if self.heldout is None else 0
         opened = {name: _open(part, batch_size, wanted, seed) for name, part in self.parts.items()}
-        for stream in opened.values():
-            if self.heldout is not None:
-                if self.heldout.shape[1] != stream.d_in:
-                    raise UserError(
-                        f"heldout has width {self.heldout.shape[1]}: the activations have width {stream.d_in}"
-                    )
+        if self.heldout is not None:
+            width = self.heldout.shape[1]
+            for stream in opened.values():
+                if width != stream.d_in:
+                    raise UserError(f"heldout has width {width}: the activations have width {stream.d_in}")
                 stream.heldout = self.heldout
         return opened
 
@@ -175,14 +174,19 @@ def _is_dataset(activations: Any) -> bool:
 
 
 def _dataset(dataset: Any, key: str | None) -> Any:
-    names = dataset.column_names
-    if not isinstance(names, list):
+    if not isinstance(dataset.column_names, list):
         raise UserError("activations: a data set with several splits, or unknown columns; give one split")
-    if key is None and len(names) == 1:
-        [key] = names
-    if key is None or key not in names:
-        raise UserError(f"key = {key!r}: the data set has the columns {', '.join(names)}; name one of them")
+    key = _chosen(key, dataset.column_names, "the data set has the columns")
     return ColumnRows(dataset, key) if hasattr(dataset, "__len__") else ColumnBatches(dataset, key)
+
+
+def _chosen(key: str | None, names: list[Any], holder: str) -> Any:
+    """The name of a column or tensor: the only one, or the one that was named."""
+    if key is None and len(names) == 1:
+        return names[0]
+    if key not in names:
+        raise UserError(f"key = {key!r}: {holder} {', '.join(map(str, names)) or 'nothing'}; name one of them")
+    return key
 
 
 def _check_shape(shape: tuple[int, ...]) -> None:
@@ -209,7 +213,7 @@ def load_activations(path: Path, key: str | None = None) -> Rows:
         raise UserError(f"activations = {str(path)!r}: {what}") from None
     if isinstance(content, np.lib.npyio.NpzFile):
         raise UserError(f"activations = {str(path)!r}: an .npz archive; save the array alone with numpy.save")
-    found = _choose(content, path, key) if isinstance(content, dict) else content
+    found = content[_chosen(key, list(content), f"{path} holds")] if isinstance(content, dict) else content
     if isinstance(found, np.ndarray):
         return ArrayRows(found, modified)
     if not isinstance(found, Tensor):
@@ -219,26 +223,10 @@ def load_activations(path: Path, key: str | None = None) -> Rows:
     return rows
 
 
-def _read_npy(path: Path) -> Any:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
-
-
-def _read_pt(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
+_read_pt = partial(torch.load, map_location="cpu", weights_only=True)
 READERS: dict[str, Callable[[Path], Any]] = {
-    ".npy": _read_npy,
+    ".npy": partial(np.load, mmap_mode="r", allow_pickle=False),
     ".safetensors": load_file,
     ".pt": _read_pt,
     ".pth": _read_pt,
 }
-
-
-def _choose(tensors: dict[Any, Any], path: Path, key: str | None) -> Any:
-    if key is None and len(tensors) == 1:
-        return next(iter(tensors.values()))
-    if key not in tensors:
-        names = ", ".join(map(str, tensors)) or "nothing"
-        raise UserError(f"key = {key!r}: {path} holds {names}; name one of them")
-    return tensors[key]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -85,8 +85,6 @@ class SyntheticData(Endless):
     noise_std is the standard deviation of the noise on each coordinate.
     """
 
-    BUCKETS: ClassVar[tuple[str, ...]] = BUCKETS
-
     def __init__(self, config: SyntheticConfig, device: torch.device | str = "cpu") -> None:
         self.config = config
         self.device = torch.device(device)
@@ -110,20 +108,16 @@ class SyntheticData(Endless):
         return values.mul_(active)
 
     def sample_with_codes(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """n samples and the codes behind them; [n, d] and [n, features]."""
+        """n samples, codes times dictionary plus noise, and their codes; [n, d] and [n, features]."""
         codes = self.codes(n, generator)
         noise = torch.randn((n, self.config.d), generator=generator, device=self.device)
         return torch.addmm(noise.mul_(self.noise_std), codes, self.dictionary), codes
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """n samples: codes times dictionary, plus noise; [n, d]."""
-        return self.sample_with_codes(n, generator)[0]
 
     def batch(self, index: int, size: int, split: Split = "train") -> Tensor:
         """Fresh samples number `index`; [size, d]. Decided by the config's seed and the arguments alone."""
         require(split in ("train", "heldout"), "split", split, "must be 'train' or 'heldout'")
         require(size >= 1, "size", size, "must be at least 1 sample")
-        return self.sample(size, self._generator(split, index))
+        return self.sample_with_codes(size, self._generator(split, index))[0]
 
     def fixed(self, n: int) -> Tensor:
         """The fixed data set of n samples; [n, d]. A smaller one is the beginning of a larger one."""
@@ -188,8 +182,7 @@ class SyntheticData(Endless):
         return math.sqrt(energy.item() / self.config.d * 10 ** (-self.config.noise_db / 10))
 
     def _generator(self, stream: str, index: int) -> torch.Generator:
-        seed = stream_seed(self.config.seed, stream, index)
-        return torch.Generator(self.device).manual_seed(seed)
+        return torch.Generator(self.device).manual_seed(stream_seed(self.config.seed, stream, index))
 
 
 def stream_seed(seed: int, stream: str, index: int) -> int:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +24,8 @@ from sampled_sae.utils.third_party import package, reason, stream
 
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-CHUNK = 2**16
-"""Compressed bytes read at once."""
-LONGEST_WINDOW = 2**31
-"""Large corpora are often packed with `zstd --long=31`, which must be allowed for."""
+CHUNK = 2**16  # compressed bytes read at once
+LONGEST_WINDOW = 2**31  # large corpora are often packed with `zstd --long=31`, which must be allowed for
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +53,16 @@ class TextSource(Config):
 
         What can be checked without reading is checked at once, the rest as it is read.
         """
-        texts: Iterator[str]
-        if self.name in NAMED:
-            texts = NAMED[self.name]()
-        elif (path := _on_disk(self.name)) is not None:
-            texts = _local(path, self.name, self.field)
-        elif _means_a_file(self.name):
-            raise UserError(f"text = {self.name!r}: no such file or folder")
+        name = self.name
+        if name in NAMED:
+            texts = NAMED[name]()
+        elif (path := _on_disk(name)) is not None:
+            texts = _local(path, name, self.field)
+        elif name.lower().endswith(tuple(READERS)) or not HUB_NAME.fullmatch(name) or name.startswith("."):
+            raise UserError(f"text = {name!r}: no such file or folder")
         else:
-            texts = _hub_texts(_open_hub(self.name, self.split, self.subset), self.name, self.field)
-        return _with_text(texts, self.name)
+            texts = _hub(name, self.field, self.split, self.subset)
+        return _with_text(texts, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +99,11 @@ def as_text(text: str | Path | TextSource | TextList | Iterable[str]) -> TextSou
 
 
 def _with_text(texts: Iterable[str], source: str) -> Iterator[str]:
-    none = True
-    for text in texts:
-        if text and not text.isspace():
-            none = False
-            yield text
-    if none:
+    empty = True
+    for text in filter(str.strip, texts):
+        empty = False
+        yield text
+    if empty:
         raise UserError(f"text = {source!r}: holds no document with any text in it")
 
 
@@ -117,29 +115,18 @@ def _on_disk(source: str) -> Path | None:
     return None
 
 
-def _means_a_file(source: str) -> bool:
-    """Whether a source that is not on this disk was meant to be."""
-    return source.lower().endswith(tuple(READERS)) or not HUB_NAME.fullmatch(source) or source.startswith(".")
-
-
 def _local(path: Path, source: str, field: str) -> Iterator[str]:
     endings = ", ".join(READERS)
-    if path.is_dir():
-        files = list(_files(path, tuple(READERS)))
-        if not files:
-            raise UserError(f"text = {source!r}: the folder holds no file ending in {endings}")
-    else:
-        files = [path]
-        if not path.name.lower().endswith(tuple(READERS)):
-            raise UserError(f"text = {source!r}: must end in {endings}, or be a folder of such files")
+    files = list(_files(path, tuple(READERS))) if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"text = {source!r}: the folder holds no file ending in {endings}")
+    if not files[0].name.lower().endswith(tuple(READERS)):
+        raise UserError(f"text = {source!r}: must end in {endings}, or be a folder of such files")
+    readers = [next(READERS[end] for end in READERS if file.name.lower().endswith(end)) for file in files]
     # A package that is missing should be known now, not when its first file comes up.
-    for name in {READERS[_ending(file)].package for file in files} - {None}:
-        package(str(name), f"text = {source!r}")
-    return (text for file in files for text in READERS[_ending(file)].read(file, field))
-
-
-def _ending(path: Path) -> str:
-    return next(ending for ending in READERS if path.name.lower().endswith(ending))
+    for name in {reader.package for reader in readers if reader.package}:
+        package(name, f"text = {source!r}")
+    return (text for file, reader in zip(files, readers, strict=True) for text in reader.read(file, field))
 
 
 def _files(folder: Path, endings: tuple[str, ...], left_out: frozenset[str] = frozenset()) -> Iterator[Path]:
@@ -178,12 +165,8 @@ def _read_txt(path: Path, field: str) -> Iterator[str]:
 
 
 def _read_jsonl(path: Path, field: str) -> Iterator[str]:
-    with _reading(path), path.open("rb") as file:
-        yield from _rows(file, path, field)
-
-
-def _read_gzip(path: Path, field: str) -> Iterator[str]:
-    with _reading(path), gzip.open(path) as file:
+    packed = path.name.lower().endswith(".gz")
+    with _reading(path), gzip.open(path) if packed else path.open("rb") as file:
         yield from _rows(file, path, field)
 
 
@@ -211,15 +194,11 @@ def _unpacked(path: Path, zstandard: Any) -> Iterator[bytes]:
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    begun: list[bytes] = []
+    begun = b""
     for chunk in chunks:
-        first, *others = chunk.split(b"\n")
-        begun.append(first)
-        if others:
-            yield b"".join(begun)
-            yield from others[:-1]
-            begun = [others[-1]]
-    yield b"".join(begun)
+        *whole, begun = (begun + chunk).split(b"\n")
+        yield from whole
+    yield begun
 
 
 def _rows(lines: Iterable[bytes], path: Path, field: str) -> Iterator[str]:
@@ -240,11 +219,9 @@ def _read_parquet(path: Path, field: str) -> Iterator[str]:
         columns = file.schema_arrow.names
         if field not in columns:
             raise _no_field(field, columns, str(path))
-        number = 0
-        for batch in file.iter_batches(batch_size=1024, columns=[field]):
-            for text in batch.column(0).to_pylist():
-                number += 1
-                yield _text_of({field: text}, field, f"{path}: row {number}")
+        batches = file.iter_batches(batch_size=1024, columns=[field])
+        for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1):
+            yield _text_of(row, field, f"{path}: row {number}")
 
 
 def _text_of(row: Any, field: str, where: str) -> str:
@@ -278,13 +255,13 @@ def _decodable(files: list[Path]) -> Iterator[str]:
             yield path.read_text(encoding="utf-8")
 
 
-def _open_hub(name: str, split: str, subset: str | None) -> Iterator[Any]:
-    """The rows of a dataset, as they come over the network."""
+def _hub(name: str, field: str, split: str, subset: str | None) -> Iterator[str]:
+    """The texts of a dataset, as they come over the network."""
     datasets = package("datasets", f"text = {name!r}")
     here = f"text = {name!r}: no file or folder of that name here, and"
     # The libraries below this call raise errors of many kinds, none of which is a bug of this project.
     try:
-        return iter(datasets.load_dataset(name, subset, split=split, streaming=True))
+        rows = iter(datasets.load_dataset(name, subset, split=split, streaming=True))
     except FileNotFoundError as error:
         raise UserError(f"{here} no such dataset on the Hugging Face hub ({reason(error)})") from error
     except ConnectionError as error:
@@ -293,29 +270,23 @@ def _open_hub(name: str, split: str, subset: str | None) -> Iterator[Any]:
         ) from error
     except Exception as error:
         raise UserError(f"text = {name!r}, split = {split!r}, subset = {subset!r}: {reason(error)}") from error
-
-
-def _hub_texts(rows: Iterator[Any], name: str, field: str) -> Iterator[str]:
-    for number, row in enumerate(stream(rows, f"text = {name!r}")):
-        yield _text_of(row, field, f"text = {name!r}: row {number}")
+    numbered = enumerate(stream(rows, f"text = {name!r}"))
+    return (_text_of(row, field, f"text = {name!r}: row {number}") for number, row in numbered)
 
 
 class Reader(NamedTuple):
     """Reads the documents of one kind of file."""
 
-    read: Callable[[Path, str], Iterator[str]]
-    """Takes the file and the field of the text in a row."""
-    package: str | None = None
-    """Optional package that it needs."""
+    read: Callable[[Path, str], Iterator[str]]  # takes the file and the field of the text in a row
+    package: str | None = None  # optional package that it needs
 
 
 # A new kind of text is a function above and an entry here.
 READERS = {
     ".txt": Reader(_read_txt),
     ".jsonl": Reader(_read_jsonl),
-    ".jsonl.gz": Reader(_read_gzip),
+    ".jsonl.gz": Reader(_read_jsonl),
     ".jsonl.zst": Reader(_read_zstd, "zstandard"),
     ".parquet": Reader(_read_parquet, "pyarrow"),
 }
-NAMED: dict[str, Callable[[], Iterator[str]]] = {"stdlib": _standard_library}
-"""Texts that are always there."""
+NAMED: dict[str, Callable[[], Iterator[str]]] = {"stdlib": _standard_library}  # texts that are always there
