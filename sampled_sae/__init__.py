@@ -14,16 +14,18 @@ from sampled_sae.method.config import (
     Constant,
     Everything,
     Fraction,
+    InitConfig,
     Multiplier,
     OptimizerConfig,
     PoolConfig,
+    Rates,
     Released,
     SAEConfig,
     Scope,
     Size,
     ThresholdConfig,
 )
-from sampled_sae.method.presets import annealed, batchtopk, released, sampled, topk, topk_then_batchtopk
+from sampled_sae.method.presets import annealed, batchtopk, paper_recipe, released, sampled, topk, topk_then_batchtopk
 from sampled_sae.method.scores import SCORES, register_input_score, register_score
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import Interrupted, UserError
@@ -41,10 +43,12 @@ __all__ = [
     "Everything",
     "Fraction",
     "InferenceConfig",
+    "InitConfig",
     "Interrupted",
     "Multiplier",
     "OptimizerConfig",
     "PoolConfig",
+    "Rates",
     "Released",
     "SAEConfig",
     "Scope",
@@ -59,6 +63,7 @@ __all__ = [
     "compare",
     "evaluate",
     "load_model",
+    "paper_recipe",
     "register_input_score",
     "register_score",
     "released",
