@@ -9,8 +9,18 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from sampled_sae.browser.decoder import Neighbors, OutputTokens, neighbors, output_tokens
-from sampled_sae.browser.windows import TopTokens, Windows, histogram, pick_windows, top_tokens
+from sampled_sae.browser.latents import (
+    Neighbors,
+    OutputTokens,
+    Tick,
+    TopTokens,
+    Windows,
+    histogram,
+    neighbors,
+    output_tokens,
+    pick_windows,
+    top_tokens,
+)
 from sampled_sae.config import Bound, Config, Count, Positive, Seed
 from sampled_sae.data.contexts import find_end_of_text
 from sampled_sae.evals.core.schema import special_tokens
@@ -48,18 +58,20 @@ class BrowseConfig(Config):
     """Seed of the random draws of contexts."""
 
 
+# Called with a stage and its unit (`reading: contexts`), the number of finished parts and of all parts.
 Progress = Callable[[str, int, int], None]
-"""Called with a stage and its unit (`reading: contexts`), the number of finished parts and of all parts."""
 
 
 @dataclass(frozen=True)
 class Other:
-    """A second SAE, with which the first one's latents are compared."""
+    """A second SAE, with which the first one's latents are compared; `near` are its nearest for each of the first.
 
-    near: Neighbors  # its nearest latents for each latent of the first
+    `tokens` and `fired` [n] int64: where its latents fire in the same text; None unless it is of the same layer.
+    """
+
+    near: Neighbors
     tokens: TopTokens | None
-    """What its latents fire on in the same text; none where it is not an SAE of the same layer."""
-    fired: Tensor | None  # [n] int64, likewise
+    fired: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,10 @@ def collect(
     progress: Progress | None = None,
 ) -> Browsed:
     """Read contexts [n, L] once. `other` reads them too if it is an SAE of the same layer of the same model."""
-    _check(sae, model, other)
+    if sae.d_in != model.width:
+        raise UserError(f"the SAE has width {sae.d_in}: must be {model.width}, the width of {model.name}")
+    if other is not None and other.d_in != sae.d_in:
+        raise UserError(f"other: has width {other.d_in}: must be {sae.d_in}, as the first SAE has")
     contexts, progress = contexts.long().cpu(), progress or (lambda what, done, total: None)
     skip_first = int(sae.cfg.metadata.get("skip_first") or 0)
     if skip_first >= contexts.shape[1]:
@@ -109,8 +124,19 @@ def collect(
     if not len(firings.value):
         raise UserError(f"no latent of this SAE fires on the {read:,} tokens read: there is nothing to browse")
     notes: list[str] = []
-    output = _output(sae, model, settings, progress, notes)
+    output: OutputTokens | None = None
+    try:
+        tick = _steps(progress, "output tokens: latents", sae.d_sae)
+        output = output_tokens(sae.W_dec, model, settings.promoted, tick)
+    except UserError as reason:
+        notes.append(f"Promoted and suppressed tokens are missing: {reason}.")
     near = neighbors(sae.W_dec, None, settings.near, _steps(progress, "nearest: latents", sae.d_sae))
+    second = None
+    if other is not None:
+        tick = _steps(progress, "nearest in the other: latents", sae.d_sae)
+        its = neighbors(sae.W_dec, other.W_dec.to(sae.device), settings.near, tick)
+        fires = [(top_tokens(one, contexts, settings.tokens_kept), one.fired) for one in found[1:]]
+        second = Other(its, *(fires[0] if fires else (None, None)))
     return Browsed(
         contexts,
         read,
@@ -121,43 +147,12 @@ def collect(
         top_tokens(firings, contexts, settings.tokens_kept),
         near,
         output,
-        None if other is None else _other(sae, other, found[1:], contexts, settings, progress),
+        second,
         notes,
     )
 
 
-def _check(sae: SAE, model: LanguageModel, other: SAE | None) -> None:
-    if sae.d_in != model.width:
-        raise UserError(f"the SAE has width {sae.d_in}: must be {model.width}, the width of {model.name}")
-    if other is not None and other.d_in != sae.d_in:
-        raise UserError(f"other: has width {other.d_in}: must be {sae.d_in}, as the first SAE has")
-
-
-def _output(
-    sae: SAE, model: LanguageModel, settings: BrowseConfig, progress: Progress, notes: list[str]
-) -> OutputTokens | None:
-    try:
-        return output_tokens(sae.W_dec, model, settings.promoted, _steps(progress, "output tokens: latents", sae.d_sae))
-    except UserError as reason:
-        notes.append(f"Promoted and suppressed tokens are missing: {reason}.")
-        return None
-
-
-def _other(
-    sae: SAE, other: SAE, found: list[Firings], contexts: Tensor, settings: BrowseConfig, progress: Progress
-) -> Other:
-    near = neighbors(
-        sae.W_dec,
-        other.W_dec.to(sae.device),
-        settings.near,
-        _steps(progress, "nearest in the other: latents", sae.d_sae),
-    )
-    if not found:
-        return Other(near, None, None)
-    return Other(near, top_tokens(found[0], contexts, settings.tokens_kept), found[0].fired)
-
-
-def _steps(progress: Progress, what: str, total: int) -> Callable[[int], None]:
+def _steps(progress: Progress, what: str, total: int) -> Tick:
     """Adds up steps."""
     done = 0
     progress(what, 0, total)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,14 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampled_sae.browser.collect import Browsed
-from sampled_sae.browser.windows import NONE
+from sampled_sae.browser.collect import Browsed, Other
+from sampled_sae.browser.latents import NONE
 from sampled_sae.evals.results import Density, Explanation, UniqueLatent
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import shown
 
+# The page's function that takes what a file holds: fetch() may not read files, but scripts may be loaded.
 RECEIVER = "sampledSae"
-"""The page's function that takes what a file holds: fetch() may not read files, but scripts may be loaded."""
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a token of one byte
+LATENTS_A_CHUNK = 256
+TOKENS_A_FILE = 2**18  # tokens of the text in one file
 
 
 def column(values: Tensor) -> dict[str, str]:
@@ -28,19 +32,16 @@ def column(values: Tensor) -> dict[str, str]:
 
     Whole numbers are -1, which stands for none, or more; -1 becomes the largest number of the unsigned types.
     """
-    array = values.detach().cpu().contiguous().flatten().numpy()
-    kind = "f4" if values.is_floating_point() else _narrowest(array)
+    array, kind = values.detach().cpu().contiguous().flatten().numpy(), "f4"
+    if not values.is_floating_point():
+        if array.size and int(array.min()) < -1:
+            raise ValueError("integers below -1 cannot be stored in a column")
+        largest = int(array.max()) if array.size else 0
+        # The largest number of the unsigned types is kept for none.
+        kind = next(kind for kind, end in (("u1", 2**8 - 1), ("u2", 2**16 - 1), ("i4", 2**31)) if largest < end)
     with np.errstate(over="ignore"):
         content = array.astype(f"<{kind}")
     return {"type": kind, "data": base64.b64encode(content.tobytes()).decode()}
-
-
-def _narrowest(array: np.ndarray) -> str:
-    if array.size and int(array.min()) < -1:
-        raise ValueError("integers below -1 cannot be stored in a column")
-    largest = int(array.max()) if array.size else 0
-    # The largest number of the unsigned types is kept for none.
-    return next(kind for kind, end in (("u1", 2**8 - 1), ("u2", 2**16 - 1), ("i4", 2**31)) if largest < end)
 
 
 def script(name: str, content: Any) -> str:
@@ -51,10 +52,6 @@ def script(name: str, content: Any) -> str:
     text = json.dumps([name, content], separators=(",", ":"), allow_nan=False)
     text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return f"{RECEIVER}(...{text});\n"
-
-
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a token of one byte
 
 
 class Words(NamedTuple):
@@ -114,9 +111,6 @@ def _letters() -> dict[str, int]:
 
 LETTERS = _letters()
 
-LATENTS_A_CHUNK = 256
-TOKENS_A_FILE = 2**18  # tokens of the text in one file
-
 
 @dataclass(frozen=True)
 class Page:
@@ -140,8 +134,7 @@ def data_files(page: Page, tokenizer: Any) -> Iterator[tuple[str, str]]:
     used = torch.cat([tokens.flatten() for tokens in _token_columns(browsed)]).unique()
     used = used[used != NONE]
     yield "index", script("index", index(page, used))
-    words = words_of(used.tolist(), tokenizer)
-    yield "words", script("words", {"text": words.text, "bytes": words.bytes})
+    yield "words", script("words", words_of(used.tolist(), tokenizer)._asdict())
     yield "explanations", script("explanations", explanations(page.meanings))
     contexts_a_file = text_file_size(browsed)
     for number, part in enumerate(browsed.contexts.split(contexts_a_file)):
@@ -222,23 +215,21 @@ def chunk(page: Page, number: int, used: Tensor) -> dict[str, Any]:
         **_windows(browsed, rows),
     }
     if browsed.output is not None:
-        for name, tokens, by in (
-            ("promoted", browsed.output.promoted, browsed.output.promoted_by),
-            ("suppressed", browsed.output.suppressed, browsed.output.suppressed_by),
-        ):
-            columns |= {name: numbered(tokens[rows], used), f"{name}By": by[rows]}
+        out = browsed.output
+        columns |= {"promoted": numbered(out.promoted[rows], used), "promotedBy": out.promoted_by[rows]}
+        columns |= {"suppressed": numbered(out.suppressed[rows], used), "suppressedBy": out.suppressed_by[rows]}
     other: dict[str, Any] = {}
     if browsed.other is not None:
         near = browsed.other.near.latent[rows]
         columns |= {"other": near, "otherCosine": browsed.other.near.cosine[rows]}
-        columns |= _other_tokens(browsed, near, used)
-        other = {"otherText": _texts(sorted(set(near.flatten().tolist())), page.other_meanings)}
+        columns |= _other_tokens(browsed.other, near, used)
+        meanings, named = page.other_meanings, sorted(set(near.flatten().tolist()))
+        other = {"otherText": {latent: shown(meanings[latent].text) for latent in named if latent in meanings}}
     inside = range(rows.start, rows.stop)
+    packed = {name: column(values) for name, values in columns.items()}
     scores = {latent: page.meanings[latent].scores for latent in inside if latent in page.meanings}
     unique = {latent: _plain(page.unique[latent]) for latent in inside if latent in page.unique}
-    return {"columns": {name: column(values) for name, values in columns.items()}, "scores": scores} | (
-        other | {"unique": unique}
-    )
+    return {"columns": packed, "scores": scores, **other, "unique": unique}
 
 
 def _windows(browsed: Browsed, rows: slice) -> dict[str, Tensor]:
@@ -262,18 +253,13 @@ def _windows(browsed: Browsed, rows: slice) -> dict[str, Tensor]:
     }
 
 
-def _other_tokens(browsed: Browsed, near: Tensor, used: Tensor) -> dict[str, Tensor]:
+def _other_tokens(other: Other, near: Tensor, used: Tensor) -> dict[str, Tensor]:
     """What the nearest latents [l, c] of the other SAE fire on, and how often."""
-    assert browsed.other is not None
-    if browsed.other.tokens is None or browsed.other.fired is None:
+    if other.tokens is None or other.fired is None:
         return {}
     there, latent = near != NONE, near.clamp_min(0)
-    tokens = torch.where(there[..., None], browsed.other.tokens.token[latent], NONE)
-    return {"otherTokens": numbered(tokens, used), "otherFired": torch.where(there, browsed.other.fired[latent], NONE)}
-
-
-def _texts(latents: Sequence[int], meanings: dict[int, Explanation]) -> dict[int, str]:
-    return {latent: shown(meanings[latent].text) for latent in latents if latent in meanings}
+    tokens = torch.where(there[..., None], other.tokens.token[latent], NONE)
+    return {"otherTokens": numbered(tokens, used), "otherFired": torch.where(there, other.fired[latent], NONE)}
 
 
 def _plain(item: UniqueLatent) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from sampled_sae.browser.collect import BrowseConfig, Browsed, Progress, collect
+from sampled_sae.browser.collect import BrowseConfig, Progress, collect
 from sampled_sae.browser.files import Page, data_files
-from sampled_sae.evals.results import FIRING, Density, Explanation, read_density, read_explanations, read_unique
+from sampled_sae.evals.results import FIRING, Density, read_density, read_explanations, read_unique
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.reporting.pages import render, trusted
 from sampled_sae.sae import SAE
@@ -81,20 +81,37 @@ def make_page(
     density, meanings = read_density(folder, sae.d_sae), read_explanations(folder, sae.d_sae)
     unique = {} if comparison is None else read_unique(comparison, folder, sae.d_sae)
     other_meanings = {} if other is None else read_explanations(_folder(other))
-    same = other is None or _same_place(sae, other, layer)
+    # Whether the other SAE reads the same activations, as far as its metadata shows.
+    its = {} if other is None else other.cfg.metadata
+    same = its.get("layer") in (None, layer) and its.get("model_name") in (None, sae.cfg.metadata.get("model_name"))
     browsed = collect(sae, model, layer, contexts, config, other, same, progress)
     counted = density or Density(browsed.firings.fired, browsed.read)
     name = None if other is None else _folder(other).resolve().name
-    notes = [*browsed.notes, *_notes(browsed, meanings, name, same)]
+    notes = list(browsed.notes)
+    if not meanings:
+        notes.append("No latent is explained yet: sampled-sae eval --evals autointerp explains some of them.")
+    if browsed.high_norm:
+        notes.append(f"{browsed.high_norm:,} high-norm tokens were left out: most latents fire on them.")
+    if not same:
+        notes.append(f"{name} is of another layer or model: its latents were not read on this text.")
     if comparison is not None and not unique:
         why = "explanations of both SAEs or an embedder were missing, or each explained latent has an equal"
         notes.append(f"The comparison lists no unique latents: {why}.")
-    facts = _facts(sae, model, layer, text, browsed, meanings)
-    facts.append(("Density", f"by {FIRING}, {counted.tokens:,} tokens" if density else "counted in the same text"))
+    n, length = browsed.contexts.shape
+    live = int((browsed.firings.fired > 0).sum())
+    facts = {
+        "Model": f"{model.name}, layer {layer}",
+        "Latents": f"{sae.d_sae:,}, of width {sae.d_in:,}",
+        "Text": text,
+        "Read": f"{browsed.read:,} tokens in {n:,} contexts of {length}",
+        "Firing there": f"{live:,} latents, {len(browsed.firings.value) / browsed.read:.1f} per token",
+        "Explained": f"{len(meanings):,} latents",
+        "Density": f"by {FIRING}, {counted.tokens:,} tokens" if density else "counted in the same text",
+    }
     about: dict[str, Any] = {
         "title": shown(folder.resolve().name),
         "summary": shown(f"{sae.d_sae:,} latents of {model.name}, layer {layer}"),
-        "facts": [[title, shown(value)] for title, value in facts],
+        "facts": [[title, shown(value)] for title, value in facts.items()],
         "notes": [shown(note) for note in notes],
         "read": browsed.read,
         "densityTokens": counted.tokens,
@@ -108,35 +125,3 @@ def _folder(sae: SAE) -> Path:
     if sae.folder is None:
         raise UserError("sae: must be saved in a folder")
     return sae.folder
-
-
-def _same_place(sae: SAE, other: SAE, layer: int) -> bool:
-    """Whether the other SAE reads the same activations, as far as its metadata shows."""
-    of, here = other.cfg.metadata.get("layer"), other.cfg.metadata.get("model_name")
-    return of in (None, layer) and here in (None, sae.cfg.metadata.get("model_name"))
-
-
-def _facts(
-    sae: SAE, model: LanguageModel, layer: int, text: str, browsed: Browsed, meanings: dict[int, Explanation]
-) -> list[tuple[str, str]]:
-    live = int((browsed.firings.fired > 0).sum())
-    n, length = browsed.contexts.shape
-    return [
-        ("Model", f"{model.name}, layer {layer}"),
-        ("Latents", f"{sae.d_sae:,}, of width {sae.d_in:,}"),
-        ("Text", text),
-        ("Read", f"{browsed.read:,} tokens in {n:,} contexts of {length}"),
-        ("Firing there", f"{live:,} latents, {len(browsed.firings.value) / browsed.read:.1f} per token"),
-        ("Explained", f"{len(meanings):,} latents"),
-    ]
-
-
-def _notes(browsed: Browsed, meanings: dict[int, Explanation], other: str | None, same: bool) -> list[str]:
-    found = []
-    if not meanings:
-        found.append("No latent is explained yet: sampled-sae eval --evals autointerp explains some of them.")
-    if browsed.high_norm:
-        found.append(f"{browsed.high_norm:,} high-norm tokens were left out: most latents fire on them.")
-    if not same:
-        found.append(f"{other} is of another layer or model: its latents were not read on this text.")
-    return found

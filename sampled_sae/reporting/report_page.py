@@ -36,9 +36,8 @@ def page(found: Found, made: Sequence[Sweep]) -> str:
     title = f"Sweep: {made[0].title}" if len(made) == 1 else "Sweeps" if made else "Comparison"
     models = f" of {listed([bold(sweep.title) for sweep in made], most=6)}" if made else ""
     sizes = {"SAE": len(found.saes), "training run": len(found.runs), "comparison": len(found.comparisons)}
-    counts = [
-        f"{n} {what}{'s' * (n != 1)}{models * (what == 'SAE')}" for what, n in sizes.items() if n or what == "SAE"
-    ]
+    counts = [f"{n} {what}{'s' * (n != 1)}" for what, n in sizes.items() if n or what == "SAE"]
+    counts[0] += models
     return render(
         "report.html",
         title=title,

@@ -8,9 +8,8 @@ import transformers
 from tokenizers import Tokenizer, models
 
 from sampled_sae.browser.collect import Browsed, Other
-from sampled_sae.browser.decoder import OutputTokens, neighbors
 from sampled_sae.browser.files import LATENTS_A_CHUNK, Page
-from sampled_sae.browser.windows import histogram, pick_windows, top_tokens
+from sampled_sae.browser.latents import OutputTokens, histogram, neighbors, pick_windows, top_tokens
 from sampled_sae.browser.write import write_browser
 from sampled_sae.evals.reading import Firings
 from sampled_sae.evals.results import Density, Explanation, UniqueLatent

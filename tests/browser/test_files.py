@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from sampled_sae.browser.files import LATENTS_A_CHUNK, column, data_files, script, words_of
-from sampled_sae.browser.windows import TOP
+from sampled_sae.browser.latents import TOP
 from sampled_sae.browser.write import write_browser
 from tests.browser.made_up import HOSTILE, SILENT, WORDS, M, hostile_tokenizer, made_up_page
 from tests.evals.autointerp.tools import WORDS as SPACED

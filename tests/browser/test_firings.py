@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sampled_sae.browser.windows import NONE, histogram, top_tokens
+from sampled_sae.browser.latents import NONE, histogram, top_tokens
 from sampled_sae.evals import reading
 from sampled_sae.evals.reading import Streams, collect_firings
 from sampled_sae.utils.errors import UserError

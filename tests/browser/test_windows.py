@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampled_sae.browser.windows import TOP, largest_of_groups, largest_of_runs, mixed, pick_windows, starts_of_runs
+from sampled_sae.browser.latents import TOP, largest_of_groups, largest_of_runs, mixed, pick_windows, starts_of_runs
 from sampled_sae.evals.reading import Firings
 from sampled_sae.method.codes import SparseCodes
 from tests.browser.made_up import made_up_firings
