@@ -87,7 +87,10 @@ class Train:
     auxk: AuxKConfig = field(default_factory=AuxKConfig)
     threshold: ThresholdConfig = field(default_factory=ThresholdConfig)
 
-    OLD_FLAGS: ClassVar[Mapping[str, str]] = {**Collect.OLD_FLAGS, "--dead-after": "--auxk.dead-after"}
+    OLD_FLAGS: ClassVar[Mapping[str, str]] = {
+        **Collect.OLD_FLAGS,
+        **{"--dead-after": "--auxk.dead-after", "--normalize": "--input-norm one", "--no-normalize": "--input-norm none"},
+    }
     REMOVED: ClassVar[Mapping[str, str]] = {
         "--scores": "--methods sampled:score=l2/entropy",
         "--l": "--methods sampled:l=5/30",

@@ -176,6 +176,7 @@ def test_old_flags_mean_the_same():
     new += ("--source.buffer-tokens", 99, "--source.bos", "True", "--source.context", 50)
     assert parsed(*old, "--context", 50) == parsed(*new)
     assert parsed(*new).sae_configs()[0].optimizer == ss.OptimizerConfig(lr=1e-3)
+    assert [parsed(f"--{word}").input_norm for word in ("normalize", "no-normalize")] == ["one", "none"]
 
 
 def test_help_shows_groups_and_real_defaults(capsys):
