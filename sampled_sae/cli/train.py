@@ -89,7 +89,8 @@ class Train:
 
     OLD_FLAGS: ClassVar[Mapping[str, str]] = {
         **Collect.OLD_FLAGS,
-        **{"--dead-after": "--auxk.dead-after", "--normalize": "--input-norm one", "--no-normalize": "--input-norm none"},
+        "--dead-after": "--auxk.dead-after",
+        **{"--normalize": "--input-norm one", "--no-normalize": "--input-norm none"},
     }
     REMOVED: ClassVar[Mapping[str, str]] = {
         "--scores": "--methods sampled:score=l2/entropy",
