@@ -214,9 +214,8 @@ def compare(
     Unique features need explanations, which the evaluation `autointerp` leaves in the SAEs' folders. With `out`,
     compare.json, pairs.csv and unique.csv are written there.
     """
-    from sampled_sae.evals.similarity.evaluate import compare_saes
+    from sampled_sae.evals.similarity.evaluate import compare_saes, write_comparison
     from sampled_sae.evals.similarity.members import SimilarityConfig, open_members
-    from sampled_sae.evals.similarity.tables import write_comparison
     from sampled_sae.models.embedder import DEFAULT, Embedder, open_embedder
     from sampled_sae.utils.files import make_folder
     from sampled_sae.utils.progress import Stages

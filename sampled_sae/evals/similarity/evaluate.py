@@ -1,30 +1,24 @@
-"""Features unique to one SAE: latents that no latent of another SAE resembles, in direction and meaning together.
+"""Comparison of SAEs pair by pair, with the features unique to one of two, and its files.
 
-Meanings are known of explained latents only, and each SAE has its own draw of them: the equal of a latent is mostly
-unexplained. A latent with an equal direction among all latents of the other SAE is not unique.
+A unique feature is a latent that no latent of another SAE resembles, in direction and meaning together. Meanings are
+known of explained latents only, and each SAE has its own draw of them: the equal of a latent is mostly unexplained. A
+latent with an equal direction among all latents of the other SAE is not unique.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sampled_sae.config import plain
+from sampled_sae.config import plain, write_file
 from sampled_sae.evals.reading import Steps
 from sampled_sae.evals.results import Explanation
 from sampled_sae.evals.similarity.cosines import Directions, blocks, nearest
-from sampled_sae.evals.similarity.members import (
-    Member,
-    Pair,
-    Plan,
-    SimilarityConfig,
-    Skipped,
-    plan,
-    top_features,
-)
+from sampled_sae.evals.similarity.members import Member, Pair, Plan, SimilarityConfig, Skipped, plan, top_features
 from sampled_sae.evals.similarity.pair import (
     EDGES,
     Compared,
@@ -35,9 +29,21 @@ from sampled_sae.evals.similarity.pair import (
     across_seeds,
     compare_pair,
     dictionary,
-    not_live,
 )
+from sampled_sae.models.embedder import Embedder
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import write_text
+from sampled_sae.utils.measures import csv_text
+from sampled_sae.utils.system import git_commit, versions
+
+PAIR_COLUMNS = (
+    *("kind", "a", "b", "group_a", "group_b", "mmcs_a_to_b", "mmcs_b_to_a", "mmcs_mean", "random_mean"),
+    *("live_a_to_b", "live_b_to_a", "live_mean", "live_random_mean", "matched", "matched_shared", "matched_gap"),
+)
+UNIQUE_COLUMNS = (
+    *("of", "against", "latent", "explanation", "score", "match", "match_explanation", "match_score"),
+    *("overall", "decoder", "text", "nearest", "explained", "have_equal"),
+)
 
 
 class Meanings(NamedTuple):
@@ -120,24 +126,14 @@ def unique_features(
     closest = torch.maximum(nearest(a.rows, every, settings.at_once)[0].cpu(), decoder)
     alone = closest < settings.threshold
     order = [number for number in overall.sort(stable=True).indices.tolist() if alone[number]]
-    table = [_entry(a, b, n, int(match[n]), overall[n], decoder[n], closest[n]) for n in order[: settings.unique]]
+    table = []
+    for n in order[: settings.unique]:
+        latent, other = a.latent[n], b.latent[int(match[n])]
+        cosines = (float(overall[n]), float(decoder[n]), float(2 * overall[n] - decoder[n]), float(closest[n]))
+        own, its = a.explained[latent], b.explained[other]
+        table.append(Unique(latent, own.text, own.score, other, its.text, its.score, *cosines))
     mean, equals = float(overall.double().mean()), len(alone) - len(order)
     return UniqueFeatures(of, against, len(a.rows), len(b.rows), a.left_out + b.left_out, mean, equals, table)
-
-
-def _entry(
-    a: Meanings, b: Meanings, number: int, match: int, overall: Tensor, decoder: Tensor, closest: Tensor
-) -> Unique:
-    latent, other = a.latent[number], b.latent[match]
-    own, its = a.explained[latent], b.explained[other]
-    cosines = (float(overall), float(decoder), float(2 * overall - decoder), float(closest))
-    return Unique(latent, own.text, own.score, other, its.text, its.score, *cosines)
-
-
-class Embeds(Protocol):
-    """Turns texts into unit vectors [n, e]."""
-
-    def embed(self, texts: Sequence[str]) -> Tensor: ...
 
 
 class PairResult(NamedTuple):
@@ -166,14 +162,35 @@ class Comparison(NamedTuple):
         """The same as plain JSON."""
         labels = {member.name: group.label for group in self.plan.groups for member in group.members}
         return {
-            "saes": [_member(member, labels[member.name], self.zeros, self.settings) for member in self.members],
+            "saes": [self._member(member, labels[member.name]) for member in self.members],
             "reference": self.plan.reference,
             "seeds": plain(self.seeds),
             "scores": plain(self.scores),
-            "pairs": [_pair(item) for item in self.pairs],
+            "pairs": [
+                {"kind": pair.kind, "a": pair.a.name, "b": pair.b.name}
+                | {"group_a": pair.group_a, "group_b": pair.group_b}
+                | plain(compared)
+                | {"unique": plain(unique)}
+                for pair, compared, unique in self.pairs
+            ],
             "histogram_edges": EDGES,
             "skipped": plain(self.skipped),
             "settings": plain(self.settings),
+        }
+
+    def _member(self, member: Member, label: str) -> dict[str, Any]:
+        mask, top = member.live.mask, top_features(member.explained, self.settings.unique)
+        return {
+            "name": member.name,
+            "group": label,
+            "seed": member.seed,
+            "latents": member.latents,
+            "width": member.width,
+            "live": None if mask is None else int(mask.sum()),
+            "live_source": member.live.source,
+            "zero_rows": self.zeros.get(member.name),
+            "explained": len(member.explained),
+            "top_features": [{"latent": latent, "score": e.score, "explanation": e.text} for latent, e in top],
         }
 
 
@@ -181,7 +198,7 @@ class Comparison(NamedTuple):
 def compare_saes(
     members: Sequence[Member],
     settings: SimilarityConfig | None = None,
-    embedder: Callable[[], Embeds] | None = None,
+    embedder: Callable[[], Embedder] | None = None,
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
@@ -192,24 +209,33 @@ def compare_saes(
     """
     settings = settings or SimilarityConfig()
     planned = plan(members, settings)
-    held, (vectors, without) = _Held(device), _embedded(planned, embedder)
-    skipped = [*planned.skipped, *_unexplained(planned, embedder), *without]
+    vectors, without = _embedded(planned.pairs, embedder)
+    skipped = [*planned.skipped, *without]
+    held: dict[str, Dictionary] = {}
+    zeros: dict[str, int] = {}
     results = []
     steps = Steps(progress, len(planned.pairs))
     steps.add(0)
     for pair in planned.pairs:
-        first, second = held.get(pair.a, pair.b)
-        compared = compare_pair(pair.a, pair.b, first, second, settings)
-        unique = _unique(pair, first, second, vectors, settings)
-        results.append(PairResult(pair, compared, unique))
-        skipped += _missing(pair, first, second, compared)
+        both = (pair.a, pair.b)
+        # The decoders of the pair at hand are held, and no others.
+        held = {member.name: held[member.name] for member in both if member.name in held}
+        for member in both:
+            if member.name not in held:
+                held[member.name] = dictionary(member, device)
+                zeros[member.name] = member.latents - len(held[member.name].directions.latent)
+        compared = compare_pair(held[pair.a.name], held[pair.b.name], settings)
+        results.append(PairResult(pair, compared, _unique(pair, held, vectors, settings)))
+        skipped += [Skipped("live", member.name, why) for member in both if (why := held[member.name].not_live)]
+        if compared.matching_missing is not None:
+            skipped.append(Skipped("matching", f"{pair.a.name} and {pair.b.name}", compared.matching_missing))
         steps.add(1)
     facts = [(item.pair, item.compared) for item in results]
-    taking_part = {member.name for one in planned.groups for member in one.members}
+    taking_part = {member.name for group in planned.groups for member in group.members}
     return Comparison(
         [member for member in members if member.name in taking_part],
         planned,
-        held.zeros,
+        zeros,
         results,
         across_seeds(planned.groups, facts),
         across_scores(planned.groups, facts),
@@ -218,101 +244,66 @@ def compare_saes(
     )
 
 
-class _Held:
-    """The decoders of the pair at hand, and no others."""
-
-    def __init__(self, device: torch.device | str):
-        self.device = device
-        self.now: dict[str, Dictionary] = {}
-        self.zeros: dict[str, int] = {}
-
-    def get(self, *members: Member) -> list[Dictionary]:
-        names = {member.name for member in members}
-        self.now = {name: held for name, held in self.now.items() if name in names}
-        for member in members:
-            if member.name not in self.now:
-                self.now[member.name] = dictionary(member, self.device)
-                self.zeros[member.name] = self.now[member.name].zeros
-        return [self.now[member.name] for member in members]
-
-
-def _embedded(planned: Plan, embedder: Callable[[], Embeds] | None) -> tuple[dict[str, Tensor], list[Skipped]]:
-    """Embeddings [n, e] of the explanations that are compared, in the order of their latents, by SAE; or why not.
+def _embedded(
+    pairs: Sequence[Pair], embedder: Callable[[], Embedder] | None
+) -> tuple[dict[str, Tensor], list[Skipped]]:
+    """Embeddings [n, e] of the explanations that are compared, in the order of their latents, by SAE; and why not.
 
     All of them at the start: a model that is missing must not be noticed after hours.
     """
-    explained = [pair for pair in planned.pairs if pair.kind == "scores" and pair.a.explained and pair.b.explained]
+    across = [(pair.a, pair.b) for pair in pairs if pair.kind == "scores"]
+    compared = {member.name: member for both in across for member in both}
+    if compared and embedder is None:
+        return {}, [Skipped("explanations", f"{len(compared)} SAEs", "no embedder was given")]
+    why = "no evals/explanations.json there, so no unique features"
+    skipped = [Skipped("explanations", name, why) for name, member in compared.items() if not member.explained]
+    explained = {member.name: member.explained for a, b in across if a.explained and b.explained for member in (a, b)}
     if embedder is None or not explained:
-        return {}, []
-    asked = {member.name: member for pair in explained for member in (pair.a, pair.b)}
+        return {}, skipped
     try:
         model = embedder()
     except UserError as error:
         why = f"no unique features without an embedder (--embedder): {error}"
-        return {}, [Skipped("explanations", name, why) for name in asked]
+        return {}, [*skipped, *(Skipped("explanations", name, why) for name in explained)]
     return {
-        name: model.embed([member.explained[latent].text for latent in sorted(member.explained)]).cpu()
-        for name, member in asked.items()
-    }, []
+        name: model.embed([texts[latent].text for latent in sorted(texts)]).cpu() for name, texts in explained.items()
+    }, skipped
 
 
 def _unique(
-    pair: Pair, first: Dictionary, second: Dictionary, vectors: dict[str, Tensor], settings: SimilarityConfig
+    pair: Pair, held: dict[str, Dictionary], vectors: dict[str, Tensor], settings: SimilarityConfig
 ) -> list[UniqueFeatures]:
     """What a has and b lacks, and the other way round."""
-    names = (pair.a.name, pair.b.name)
-    if pair.kind != "scores" or not pair.a.explained or not pair.b.explained or not vectors:
+    if pair.kind != "scores" or pair.a.name not in vectors or pair.b.name not in vectors:
         return []
-    a, b = (
-        meanings(own.directions, member.explained, vectors[member.name])
-        for member, own in ((pair.a, first), (pair.b, second))
+    (a, own), (b, its) = (
+        (held[one.name].directions, meanings(held[one.name].directions, one.explained, vectors[one.name]))
+        for one in (pair.a, pair.b)
     )
     found = (
-        unique_features(a, b, second.directions.rows, *names, settings),
-        unique_features(b, a, first.directions.rows, *names[::-1], settings),
+        unique_features(own, its, b.rows, pair.a.name, pair.b.name, settings),
+        unique_features(its, own, a.rows, pair.b.name, pair.a.name, settings),
     )
     return [item for item in found if item is not None]
 
 
-def _unexplained(planned: Plan, embedder: Callable[[], Embeds] | None) -> list[Skipped]:
-    """SAEs without explanations, as far as they are compared across configurations."""
-    asked = {member.name: member for pair in planned.pairs if pair.kind == "scores" for member in (pair.a, pair.b)}
-    if asked and embedder is None:
-        return [Skipped("explanations", f"{len(asked)} SAEs", "no embedder was given")]
-    return [
-        Skipped("explanations", member.name, "no evals/explanations.json there, so no unique features")
-        for member in asked.values()
-        if not member.explained
+def write_comparison(content: dict[str, Any], embedder: str, out: Path) -> None:
+    """Write a comparison as compare.json with all numbers and histograms, pairs.csv and unique.csv."""
+    origin = {"versions": versions(), "git_commit": git_commit(), "embedder": embedder}
+    write_file(out / "compare.json", "comparison", content | origin)
+    write_text(out / "pairs.csv", csv_text(PAIR_COLUMNS, map(_pair_row, content["pairs"])))
+    unique = [
+        [item["of"], item["against"], *(row[name] for name in UNIQUE_COLUMNS[2:-2]), item["latents"], item["equals"]]
+        for pair in content["pairs"]
+        for item in pair["unique"]
+        for row in item["table"]
     ]
+    write_text(out / "unique.csv", csv_text(UNIQUE_COLUMNS, unique))
 
 
-def _missing(pair: Pair, first: Dictionary, second: Dictionary, compared: Compared) -> list[Skipped]:
-    own = ((pair.a, first), (pair.b, second))
-    found = [Skipped("live", member.name, why) for member, held in own if (why := not_live(member, held))]
-    if compared.matching_missing is not None:
-        found.append(Skipped("matching", f"{pair.a.name} and {pair.b.name}", compared.matching_missing))
-    return found
-
-
-def _member(member: Member, label: str, zeros: dict[str, int], settings: SimilarityConfig) -> dict[str, Any]:
-    mask = member.live.mask
-    top = top_features(member.explained, settings.unique)
-    return {
-        "name": member.name,
-        "group": label,
-        "seed": member.seed,
-        "latents": member.latents,
-        "width": member.width,
-        "live": None if mask is None else int(mask.sum()),
-        "live_source": member.live.source,
-        "zero_rows": zeros.get(member.name),
-        "explained": len(member.explained),
-        "top_features": [{"latent": latent, "score": e.score, "explanation": e.text} for latent, e in top],
-    }
-
-
-def _pair(item: PairResult) -> dict[str, Any]:
-    pair = item.pair
-    names = {"kind": pair.kind, "a": pair.a.name, "b": pair.b.name, "group_a": pair.group_a, "group_b": pair.group_b}
-    compared: dict[str, Any] = plain(item.compared)
-    return names | compared | {"unique": plain(item.unique)}
+def _pair_row(pair: dict[str, Any]) -> list[Any]:
+    """A pair as a row of pairs.csv; empty where there is no number."""
+    row = [pair[name] for name in PAIR_COLUMNS[:5]]
+    for both in (pair["all"], pair["live"]):
+        row += [both["a_to_b"]["mmcs"], both["b_to_a"]["mmcs"], both["mean"], both["random"]] if both else [None] * 4
+    return row + [(pair["matching"] or {}).get(name) for name in ("mean", "shared", "gap")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -63,11 +64,15 @@ def _turned(match: Match, rows: int) -> Match:
 
 
 def _exact(a: Tensor, b: Tensor) -> Match:
-    cosine = (a @ b.T).cpu()
+    _, column, cosine = _hungarian((a @ b.T).cpu())
+    total = float(cosine.double().sum())
+    return Match(column, cosine, "exact", total, total)
+
+
+def _hungarian(cosine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The best pairs of cosines [m, n] on the CPU: rows, columns and cosines [min(m, n)], in order of the rows."""
     row, column = map(torch.from_numpy, _scipy("optimize").linear_sum_assignment(cosine.numpy(), maximize=True))
-    found = cosine[row, column]
-    total = float(found.double().sum())
-    return Match(column, found, "exact", total, total)
+    return row, column, cosine[row, column]
 
 
 class _Edges(NamedTuple):
@@ -136,21 +141,18 @@ def _completion(a: Tensor, b: Tensor, edges: _Edges, exact_up_to: int) -> _Edges
         # Only dictionaries of many equal rows come here, where one partner is as good as another.
         free = free[: len(left)]
         return _Edges(left, free, _pair_cosines(a[left.to(a.device)], b, free).double())
-    cosine = (a[left.to(a.device)] @ b[free.to(b.device)].T).cpu()
-    row, among = map(torch.from_numpy, _scipy("optimize").linear_sum_assignment(cosine.numpy(), maximize=True))
-    return _Edges(left[row], free[among], cosine[row, among].double())
+    row, among, cosine = _hungarian((a[left.to(a.device)] @ b[free.to(b.device)].T).cpu())
+    return _Edges(left[row], free[among], cosine.double())
 
 
 def _assign(edges: _Edges, m: int, n: int) -> Tensor:
     """The best matching of all m rows that uses these edges alone: each row's column [m]."""
     # Costs must be above 0: scipy takes a 0 for an edge that is not there.
-    graph = _scipy("sparse").csr_array(
-        ((2 - edges.cosine).numpy(), (edges.row.int().numpy(), edges.column.int().numpy())), shape=(m, n)
-    )
-    row, column = _scipy("sparse.csgraph").min_weight_full_bipartite_matching(graph)
-    return torch.empty(m, dtype=torch.long).index_copy_(
-        0, torch.as_tensor(row, dtype=torch.long), torch.as_tensor(column, dtype=torch.long)
-    )
+    cost, place = (2 - edges.cosine).numpy(), (edges.row.int().numpy(), edges.column.int().numpy())
+    graph = _scipy("sparse").csr_array((cost, place), shape=(m, n))
+    found = _scipy("sparse.csgraph").min_weight_full_bipartite_matching(graph)
+    row, column = (torch.as_tensor(side, dtype=torch.long) for side in found)
+    return torch.empty(m, dtype=torch.long).index_copy_(0, row, column)
 
 
 def _prices(edges: _Edges, column: Tensor, n: int) -> Tensor:
@@ -179,8 +181,6 @@ def _pair_cosines(a: Tensor, b: Tensor, column: Tensor) -> Tensor:
 
 def _scipy(name: str) -> Any:
     """A part of scipy, or one line on what is missing."""
-    import importlib
-
     try:
         return importlib.import_module(f"scipy.{name}")
     except ImportError:
@@ -201,18 +201,10 @@ def match(learned: Tensor, true: Tensor) -> Matching:
     latents than features (m < k) some features stay unmatched. The result is on the CPU.
     """
     _check_rows(learned, true)
-    try:
-        from scipy.optimize import linear_sum_assignment
-    except ImportError as error:
-        raise UserError("matching needs scipy; pip install 'sampled-sae[experiments]'") from error
-    unit_true = normalize(true.detach().float(), dim=1)
-    unit_learned = normalize(learned.detach().float(), dim=1)
-    cosine = (unit_true @ unit_learned.T).abs().cpu()
-    features, latents = map(torch.from_numpy, linear_sum_assignment(cosine.numpy(), maximize=True))
-    latent = torch.full((len(true),), -1)
-    similarity = torch.zeros(len(true))
-    latent[features] = latents
-    similarity[features] = cosine[features, latents]
+    unit_true, unit_learned = (normalize(rows.detach().float(), dim=1) for rows in (true, learned))
+    features, latents, cosine = _hungarian((unit_true @ unit_learned.T).abs().cpu())
+    latent, similarity = torch.full((len(true),), -1), torch.zeros(len(true))
+    latent[features], similarity[features] = latents, cosine
     return Matching(latent, similarity)
 
 
@@ -225,20 +217,13 @@ def bucket_recovery(
     features has no share: its entry is None, which JSON can hold, unlike nan.
     """
     _check_lengths("bucket", bucket, similarity)
-    recovered = similarity.cpu() >= threshold
-    bucket = bucket.cpu()
-    shares: dict[str, float | None] = {}
-    for index, name in enumerate(names):
-        inside = recovered[bucket == index]
-        shares[name] = inside.double().mean().item() if len(inside) else None
-    return shares
+    recovered = (similarity.cpu() >= threshold).double()
+    inside = [recovered[bucket.cpu() == index] for index in range(len(names))]
+    return {name: own.mean().item() if len(own) else None for name, own in zip(names, inside, strict=True)}
 
 
 def activation_fidelity(
-    learned_frequency: Tensor,
-    true_frequency: Tensor,
-    matching: Matching,
-    threshold: float | None = None,
+    learned_frequency: Tensor, true_frequency: Tensor, matching: Matching, threshold: float | None = None
 ) -> float | None:
     """Pearson correlation of learned [m] and true [k] firing frequency over the matched features.
 
@@ -258,11 +243,7 @@ def activation_fidelity(
             f"learned_frequency has {len(learned_frequency)} entries: must have one for each latent, "
             f"and latent {int(latent.max())} is matched"
         )
-    return _pearson(learned_frequency.cpu()[latent].double(), true_frequency.cpu()[chosen].double())
-
-
-def _pearson(a: Tensor, b: Tensor) -> float | None:
-    """Correlation of two vectors [n]; None for n < 2 or a constant one."""
+    a, b = learned_frequency.cpu()[latent].double(), true_frequency.cpu()[chosen].double()
     # Equality, not zero variance: rounding leaves a constant vector with a tiny variance.
     if len(a) < 2 or bool((a == a[0]).all()) or bool((b == b[0]).all()):
         return None

@@ -1,4 +1,4 @@
-"""Settings of the comparison of SAEs."""
+"""SAEs of a comparison, its settings, and the pairs to compare."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sampled_sae.config import Bound, Config, Count, NonNegative, Positive, read_file
-from sampled_sae.evals.results import Explanation, Liveness, find_saes, load_live, names_of, read_explanations
+from sampled_sae.evals.results import WEIGHTS, Explanation, Liveness, find_saes, load_live, names_of, read_explanations
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import label
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
-Across = Literal["all", "reference", "none"]
-Seeds = Literal["same", "different"]
-Matched = Literal["all", "live", "none"]
+ORIGIN = ("model_name", "hook_name", "layer", "text", "context_size", "prepend_bos", "skip_first")
+"""Metadata about the activations, equal for the seeds of one configuration."""
+TRAINING = ("steps", "batch_size", "normalize")
+UNKNOWN = Liveness(None, "not known which latents fire")
 
 
 @dataclass(frozen=True, slots=True)
 class SimilarityConfig(Config):
     """What is compared, and how exactly."""
 
-    across: Across = "all"
+    across: Literal["all", "reference", "none"] = "all"
     """Pairs of different configurations: all, those with the reference (as in the paper), or none."""
-    seeds: Seeds = "same"
+    seeds: Literal["same", "different"] = "same"
     """Of two configurations: the same seed of both, which share their start values and so stay alike, or different
     ones."""
     reference: str | None = None
     """Label of the reference configuration; by default batchtopk where there is one, else the first."""
     threshold: Annotated[float, Bound("must be a cosine between -1 and 1", lambda value: -1 <= value <= 1)] = 0.7
     """Smallest cosine at which two latents count as the same feature; a latent with such a partner is not unique."""
-    matching: Matched = "all"
+    matching: Literal["all", "live", "none"] = "all"
     """One-to-one matching of all latents, of those that fire, or none."""
     exact_up_to: Count = 8192
     """Latents per side up to which the matching reads all cosines at once; beyond, only the best candidates."""
@@ -51,13 +52,6 @@ class SimilarityConfig(Config):
     """Latents in each table: the most unique ones, and those explained best."""
     at_once: Positive = 2**26
     """Cosines held at one time (4 bytes each), without effect on the results up to rounding."""
-
-
-WEIGHTS = "sae_weights.safetensors"
-ORIGIN = ("model_name", "hook_name", "layer", "text", "context_size", "prepend_bos", "skip_first")
-"""Metadata about the activations, equal for the seeds of one configuration."""
-UNKNOWN = Liveness(None, "not known which latents fire")
-TRAINING = ("steps", "batch_size", "input_norm")
 
 
 @dataclass(frozen=True)
@@ -81,10 +75,8 @@ def member_of(
     sae: SAE, name: str, live: Liveness | None = None, explained: dict[int, Explanation] | None = None
 ) -> Member:
     """An SAE in memory as a member."""
-    said = _described(sae.cfg.training, sae.cfg.metadata)
-    return Member(
-        name, sae.d_sae, sae.d_in, lambda: sae.W_dec.detach(), **said, live=live or UNKNOWN, explained=explained or {}
-    )
+    facts = _described(sae.cfg.training, sae.cfg.metadata) | {"live": live or UNKNOWN, "explained": explained or {}}
+    return Member(name, sae.d_sae, sae.d_in, lambda: sae.W_dec.detach(), **facts)
 
 
 def open_members(folders: Iterable[Path | str]) -> list[Member]:
@@ -103,41 +95,29 @@ def open_member(folder: Path, name: str | None = None) -> Member:
         raise UserError(f"{path}: missing or damaged ({error})") from None
     if len(shape) != 2:
         raise UserError(f"{path}: W_dec has shape {tuple(shape)}: must be [latents, width]")
-    m, width = shape
 
     def decoder() -> Tensor:
         with safe_open(path, "pt") as file:
             rows: Tensor = file.get_tensor("W_dec")
         return rows
 
-    said = _described(*_configuration(folder))
-    return Member(
-        name or folder.name,
-        m,
-        width,
-        decoder,
-        **said,
-        live=load_live(folder, m),
-        explained=read_explanations(folder, m),
-    )
+    (latents, width), config, metadata = shape, None, {}
+    own_path = folder / "sampled_sae.json"
+    if own_path.exists():
+        own = read_file(own_path, "sae")
+        if not {"config", "metadata"} <= own.keys():
+            raise UserError(f"{own_path}: not a configuration of this program")
+        config = None if own["config"] is None else SAEConfig.from_dict(own["config"], own_path)
+        metadata = dict(own["metadata"] or {})
+    facts = _described(config, metadata) | {"live": load_live(folder, latents)}
+    facts["explained"] = read_explanations(folder, latents)
+    return Member(name or folder.name, latents, width, decoder, **facts)
 
 
 def top_features(explained: dict[int, Explanation], count: int = 10) -> list[tuple[int, Explanation]]:
     """The latents of the best scores with their explanations, best first; those without a score are left out."""
     scored = [(latent, item) for latent, item in explained.items() if item.score is not None]
     return sorted(scored, key=lambda pair: (-(pair[1].score or 0.0), pair[0]))[:count]
-
-
-def _configuration(folder: Path) -> tuple[SAEConfig | None, dict[str, Any]]:
-    path = folder / "sampled_sae.json"
-    if not path.exists():
-        return None, {}
-    own = read_file(path, "sae")
-    try:
-        config, metadata = own["config"], own["metadata"]
-    except (KeyError, TypeError):
-        raise UserError(f"{path}: not a configuration of this program") from None
-    return None if config is None else SAEConfig.from_dict(config, path), dict(metadata or {})
 
 
 def _described(config: SAEConfig | None, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -149,12 +129,8 @@ def _described(config: SAEConfig | None, metadata: dict[str, Any]) -> dict[str, 
     plain.pop("name")
     training = metadata.get("training") or {}
     origin = {name: metadata.get(name) for name in ORIGIN} | {name: training.get(name) for name in TRAINING}
-    return {
-        "configuration": _flat(plain) | origin,
-        "kind": label(config),
-        "seed": seed,
-        "data_seed": training.get("seed"),
-    }
+    facts = {"configuration": _flat(plain) | origin, "kind": label(config)}
+    return facts | {"seed": seed, "data_seed": training.get("seed")}
 
 
 def _flat(plain: dict[str, Any], before: str = "") -> dict[str, Any]:
@@ -163,14 +139,6 @@ def _flat(plain: dict[str, Any], before: str = "") -> dict[str, Any]:
     for name, value in plain.items():
         flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
     return flat
-
-
-def key_of(configuration: dict[str, Any]) -> str:
-    """The same text for the same configuration."""
-    return json.dumps(configuration, sort_keys=True, default=str)
-
-
-Kind = Literal["seeds", "scores"]
 
 
 class Group(NamedTuple):
@@ -183,7 +151,7 @@ class Group(NamedTuple):
 class Pair(NamedTuple):
     """Two SAEs to compare."""
 
-    kind: Kind  # seeds of one configuration, or two configurations
+    kind: Literal["seeds", "scores"]  # seeds of one configuration, or two configurations
     a: Member
     b: Member
     group_a: str
@@ -228,8 +196,8 @@ def group(members: Sequence[Member]) -> list[Group]:
     """SAEs that differ in their seeds alone, together; one without training settings stays alone."""
     found: dict[str, list[Member]] = {}
     for member in members:
-        key = key_of(member.configuration) if member.configuration else f"alone: {member.name}"
-        found.setdefault(key, []).append(member)
+        key = json.dumps(member.configuration, sort_keys=True, default=str)
+        found.setdefault(key if member.configuration else f"alone: {member.name}", []).append(member)
     return [Group(label, each) for label, each in zip(_labels(list(found.values())), found.values(), strict=True)]
 
 
@@ -242,26 +210,20 @@ def _labels(groups: list[list[Member]]) -> list[str]:
         own = members[0].configuration
         differing = [name for name in own if any(other.get(name) != own[name] for other in same)]
         labels.append(" ".join([kind, *(f"{name.rsplit('.', 1)[-1]}={_short(own[name])}" for name in differing)]))
-    taken: dict[str, int] = {}
-    for number, text in enumerate(labels):
-        taken[text] = taken.get(text, 0) + 1
-        labels[number] = text if taken[text] == 1 else f"{text} ({taken[text]})"
-    return labels
+    numbers = [labels[: number + 1].count(text) for number, text in enumerate(labels)]
+    return [text if number == 1 else f"{text} ({number})" for text, number in zip(labels, numbers, strict=True)]
 
 
 def _short(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text.rsplit("/", 1)[-1]
+    return (f"{value:g}" if isinstance(value, float) else str(value)).rsplit("/", 1)[-1]
 
 
 def _reference(groups: list[Group], asked: str | None) -> str | None:
     labels = [one.label for one in groups]
-    if asked is not None:
-        if asked not in labels:
-            raise UserError(f"reference = {asked!r}: must be one of {', '.join(labels)}")
+    if asked not in (None, *labels):
+        raise UserError(f"reference = {asked!r}: must be one of {', '.join(labels)}")
+    if asked is not None or len(groups) == 1:
         return asked
-    if len(groups) == 1:
-        return None
     return next((text for text in labels if text.split()[0] == "batchtopk"), labels[0])
 
 
@@ -276,7 +238,7 @@ def _distinct(one: Group, skipped: list[Skipped]) -> Group:
     return Group(one.label, list(first.values()))
 
 
-def _between(first: Group, second: Group, seeds: Seeds, skipped: list[Skipped]) -> list[Pair]:
+def _between(first: Group, second: Group, seeds: str, skipped: list[Skipped]) -> list[Pair]:
     """The same seeds of both, or different ones; where there are none of these, the others."""
     every = [(a, b) for a in first.members for b in second.members]
     asked = [(a, b) for a, b in every if (a.seed == b.seed) == (seeds == "same")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 from typing import NamedTuple
@@ -20,9 +21,10 @@ EDGES = [-1 + 2 * i / BINS for i in range(BINS + 1)]
 class Dictionary(NamedTuple):
     """An SAE's decoder, ready to be compared."""
 
+    name: str
     directions: Directions  # its rows, the live ones first where they are known
-    live: int | None  # how many rows at the beginning are live ones; none if it is not known
-    zeros: int  # latents without a direction, left out: their rows are zeros
+    live: int | None  # how many rows at the beginning are live ones; None if that is not known
+    not_live: str | None  # why its live latents cannot be compared, if they cannot
 
 
 class Agreement(NamedTuple):
@@ -67,73 +69,54 @@ class Compared(NamedTuple):
 
 def dictionary(member: Member, device: torch.device | str = "cpu") -> Dictionary:
     """Read a member's decoder onto the device."""
-    found = directions(member.decoder().to(device), member.name)
-    zeros, mask = member.latents - len(found.latent), member.live.mask
+    found, mask = directions(member.decoder().to(device), member.name), member.live.mask
     if mask is None:
-        return Dictionary(found, None, zeros)
+        return Dictionary(member.name, found, None, member.live.source)
     alive = mask.to(found.latent.device)[found.latent]
     count = int(alive.sum())
     if 0 < count < len(alive):
         order = torch.cat([alive.nonzero()[:, 0], (~alive).nonzero()[:, 0]])
         found = Directions(found.rows[order], found.latent[order])
-    return Dictionary(found, count, zeros)
+    return Dictionary(member.name, found, count, None if count else f"none of its {member.latents} latents is live")
 
 
 @torch.no_grad()
-def compare_pair(a: Member, b: Member, first: Dictionary, second: Dictionary, settings: SimilarityConfig) -> Compared:
+def compare_pair(a: Dictionary, b: Dictionary, settings: SimilarityConfig) -> Compared:
     """MMCS over all latents and over the live ones in one pass; then a matching, if asked for."""
-    rows, others = first.directions.rows, second.directions.rows
-    why = [f"{member.name}: {reason}" for member, own in ((a, first), (b, second)) if (reason := not_live(member, own))]
-    missing = "; ".join(why) or None
+    rows, others = a.directions.rows, b.directions.rows
+    missing = "; ".join(f"{one.name}: {one.not_live}" for one in (a, b) if one.not_live) or None
     # Rows are split where the live ones end, so that one pass over the four quarters gives both comparisons.
-    cut = (len(rows), len(others)) if first.live is None or second.live is None else (first.live, second.live)
+    cut = (len(rows), len(others)) if a.live is None or b.live is None else (a.live, b.live)
     quarters = [
         [nearest(part, other, settings.at_once) for other in (others[: cut[1]], others[cut[1] :])]
         for part in (rows[: cut[0]], rows[cut[0] :])
     ]
     best_rows = torch.cat([torch.maximum(left[0], right[0]) for left, right in quarters])
     best_columns = torch.cat([torch.maximum(up[1], low[1]) for up, low in zip(*quarters, strict=True)])
-    live = None if missing else _both_ways(*quarters[0][0], width=a.width, threshold=settings.threshold)
-    whole = _both_ways(best_rows, best_columns, width=a.width, threshold=settings.threshold)
-    return Compared(whole, live, missing, *_matching(rows, others, cut, missing, settings))
-
-
-def _matching(
-    rows: Tensor, others: Tensor, cut: tuple[int, int], missing: str | None, settings: SimilarityConfig
-) -> tuple[Matching | None, str | None]:
-    """The matching, or why there is none."""
-    if settings.matching == "none":
-        return None, None
+    live = None if missing else _both_ways(*quarters[0][0], rows.shape[1], settings.threshold)
+    whole = _both_ways(best_rows, best_columns, rows.shape[1], settings.threshold)
+    if settings.matching == "none" or (missing and settings.matching == "live"):
+        return Compared(whole, live, missing, None, None if settings.matching == "none" else missing)
     if settings.matching == "live":
-        if missing:
-            return None, missing
         rows, others = rows[: cut[0]], others[: cut[1]]
     if not len(rows) or not len(others):
-        return None, "no latent of one of the two has a direction"
+        return Compared(whole, live, missing, None, "no latent of one of the two has a direction")
     found = match_rows(rows, others, settings)
     cosine = found.cosine[found.column >= 0].clamp(max=1)
-    mean, shared = _mean(cosine), _mean(cosine >= settings.threshold)
-    return Matching(found.pairs, mean, shared, found.method, found.gap, histogram(cosine)), None
+    share = _mean(cosine >= settings.threshold)
+    matching = Matching(found.pairs, _mean(cosine), share, found.method, found.gap, histogram(cosine))
+    return Compared(whole, live, missing, matching, None)
 
 
-def not_live(member: Member, own: Dictionary) -> str | None:
-    """Why its live latents cannot be compared, if they cannot."""
-    if own.live is None:
-        return member.live.source
-    return None if own.live else f"none of its {member.latents} latents is live"
-
-
-def _both_ways(rows: Tensor, columns: Tensor, *, width: int, threshold: float) -> BothWays:
-    there = _agreement(rows, len(columns), width, threshold)
-    back = _agreement(columns, len(rows), width, threshold)
-    return BothWays(there, back, _middle(there.mmcs, back.mmcs), _middle(there.random, back.random))
-
-
-def _agreement(best: Tensor, others: int, width: int, threshold: float) -> Agreement:
-    if not len(best) or not others:
-        return Agreement(len(best), None, None, None, [0] * BINS)
-    best = best.cpu()
-    return Agreement(len(best), _mean(best), _mean(best >= threshold), random_best(width, others), histogram(best))
+def _both_ways(rows: Tensor, columns: Tensor, width: int, threshold: float) -> BothWays:
+    """The largest cosines [m] of a's latents and [n] of b's, as numbers."""
+    there, back = (
+        Agreement(len(best), _mean(best), _mean(best >= threshold), random_best(width, others), histogram(best))
+        if len(best) and others
+        else Agreement(len(best), None, None, None, [0] * BINS)
+        for best, others in ((rows.cpu(), len(columns)), (columns.cpu(), len(rows)))
+    )
+    return BothWays(there, back, _mean_of([there.mmcs, back.mmcs]), _mean_of([there.random, back.random]))
 
 
 def histogram(cosine: Tensor) -> list[int]:
@@ -143,12 +126,8 @@ def histogram(cosine: Tensor) -> list[int]:
     return torch.bincount(number.cpu(), minlength=BINS).tolist()
 
 
-def _mean(values: Tensor) -> float | None:
-    return float(values.double().mean()) if len(values) else None
-
-
-def _middle(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else (first + second) / 2
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean())
 
 
 Facts = Sequence[tuple[Pair, Compared]]
@@ -192,56 +171,44 @@ def across_seeds(groups: Sequence[Group], facts: Facts) -> list[SeedAgreement]:
     found = []
     for group in groups:
         own = [compared for pair, compared in facts if pair.kind == "seeds" and pair.group_a == group.label]
-        if own:
-            found.append(_seed_agreement(group, own))
+        if not own:
+            continue
+        live = [item.live for item in own if item.live is not None]
+        matched = [item.matching for item in own if item.matching is not None]
+        agreement = SeedAgreement(
+            group.label,
+            [member.seed for member in group.members],
+            spread([item.all.mean for item in own]),
+            _mean_of([item.all.random for item in own]),
+            spread([item.mean for item in live]),
+            _mean_of([item.random for item in live]),
+            spread([item.mean for item in matched]),
+            spread([item.shared for item in matched]),
+        )
+        found.append(agreement)
     return found
-
-
-def _seed_agreement(group: Group, own: list[Compared]) -> SeedAgreement:
-    live = [item.live for item in own if item.live is not None]
-    matched = [item.matching for item in own if item.matching is not None]
-    everything, alive = spread([item.all.mean for item in own]), spread([item.mean for item in live])
-    return SeedAgreement(
-        group.label,
-        [member.seed for member in group.members],
-        everything,
-        _mean_of([item.all.random for item in own]),
-        alive,
-        _mean_of([item.random for item in live]),
-        spread([item.mean for item in matched]),
-        spread([item.shared for item in matched]),
-    )
 
 
 def across_scores(groups: Sequence[Group], facts: Facts) -> dict[str, Table]:
     """The tables of all latents, of live ones where some pair knows them, and of random directions."""
     kinds: dict[str, Callable[[Compared], tuple[float | None, float | None]]] = {
-        "all": lambda item: _mmcs(item.all),
-        "live": lambda item: _mmcs(item.live),
+        "all": lambda item: (item.all.a_to_b.mmcs, item.all.b_to_a.mmcs),
+        "live": lambda item: (item.live.a_to_b.mmcs, item.live.b_to_a.mmcs) if item.live else (None, None),
         "random": lambda item: (item.all.a_to_b.random, item.all.b_to_a.random),
     }
-    tables = {name: _table(groups, facts, both) for name, both in kinds.items()}
-    return {name: table for name, table in tables.items() if any(any(row) for row in table.pairs)}
-
-
-def _table(
-    groups: Sequence[Group], facts: Facts, both: Callable[[Compared], tuple[float | None, float | None]]
-) -> Table:
-    labels = [group.label for group in groups]
-    cells: dict[tuple[str, str], list[float]] = {}
-    for pair, compared in facts:
-        for place, value in zip(
-            ((pair.group_a, pair.group_b), (pair.group_b, pair.group_a)), both(compared), strict=True
-        ):
-            if value is not None:
-                cells.setdefault(place, []).append(value)
-    # A pair of seeds gives two numbers, one each way, and is one pair all the same.
-    counts = [[len(cells.get((a, b), ())) // (2 if a == b else 1) for b in labels] for a in labels]
-    return Table(labels, [[_mean_of(cells.get((a, b), [])) for b in labels] for a in labels], counts)
-
-
-def _mmcs(both: BothWays | None) -> tuple[float | None, float | None]:
-    return (None, None) if both is None else (both.a_to_b.mmcs, both.b_to_a.mmcs)
+    labels, tables = [group.label for group in groups], {}
+    for name, both in kinds.items():
+        cells: dict[tuple[str, str], list[float | None]] = defaultdict(list)
+        for pair, compared in facts:
+            there, back = both(compared)
+            if there is not None and back is not None:
+                cells[pair.group_a, pair.group_b].append(there)
+                cells[pair.group_b, pair.group_a].append(back)
+        # A pair of seeds gives two numbers, one each way, and is one pair all the same.
+        counts = [[len(cells[a, b]) // (2 if a == b else 1) for b in labels] for a in labels]
+        if any(map(any, counts)):
+            tables[name] = Table(labels, [[_mean_of(cells[a, b]) for b in labels] for a in labels], counts)
+    return tables
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
@@ -253,5 +220,5 @@ def spread(values: Sequence[float | None]) -> Spread | None:
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return mean(there) if there else None
+    found = spread(values)
+    return None if found is None else found.mean

@@ -22,7 +22,7 @@ def one(decoder: torch.Tensor, name: str, live: list[bool] | None = None) -> Mem
 
 
 def compare(a: Member, b: Member, **given):
-    return compare_pair(a, b, dictionary(a), dictionary(b), SimilarityConfig(**given))
+    return compare_pair(dictionary(a), dictionary(b), SimilarityConfig(**given))
 
 
 def mean(values: list[float]) -> float:
