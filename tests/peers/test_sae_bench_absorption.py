@@ -19,10 +19,15 @@ from sae_lens import SAE as SAELensSAE
 from sklearn.linear_model import LogisticRegression
 
 import sampled_sae as ss
-from sampled_sae.evals.absorption.evaluate import measure_sae, over_letters
+from sampled_sae.evals.absorption.evaluate import (
+    absorption,
+    encode_words,
+    measure_sae,
+    over_letters,
+    without_silent_words,
+)
 from sampled_sae.evals.absorption.probes import fit_exactly, learn_to_spell
 from sampled_sae.evals.absorption.schema import AbsorptionConfig, AbsorptionResult, to_saebench
-from sampled_sae.evals.absorption.score import absorption, encode_words, without_silent_words
 from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, Readings, Word, prompt_text
 
 WIDTH, GROUPS, EACH = 96, 10, 8

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sampled_sae.evals import Progress
 from sampled_sae.evals.absorption.schema import AbsorptionConfig, Start
-from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, Progress, make_prompts, read_layers
+from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, make_prompts, read_layers
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
@@ -27,10 +28,6 @@ class Probes(NamedTuple):
     weight: Tensor  # [width, letters]
     bias: Tensor  # [letters]
 
-    def scores(self, x: Tensor) -> Tensor:
-        """x [n, width] -> [n, letters]."""
-        return x @ self.weight + self.bias
-
 
 class Schedule(NamedTuple):
     """How Adam goes over the words."""
@@ -43,61 +40,34 @@ class Schedule(NamedTuple):
     l1: float = 0.0  # weight of the probes' mean L1 norm
 
 
-class Batch(Protocol):
-    """Some words' inputs [b, width], or what stands for them."""
-
-    def times(self, weight: Tensor) -> Tensor:
-        """[width, letters] -> [b, letters]."""
-        ...
-
-    def gradient(self, errors: Tensor) -> Tensor:
-        """[b, letters] -> [width, letters]."""
-        ...
+def _batches(inputs: Tensor | SparseCodes, order: Tensor, size: int) -> Iterator[Tensor | SparseCodes]:
+    if isinstance(inputs, Tensor):
+        yield from (inputs[rows] for rows in order.split(size))
+        return
+    for part in inputs.rows(order).split(size):
+        # A GPU adds in any order; the product of dense matrices is the same each time, and fast there.
+        yield part.dense() if part.value.is_cuda else part
 
 
-class Inputs(Protocol):
-    """All words' inputs [n, width]."""
-
-    def batches(self, order: Tensor, size: int) -> Iterator[Batch]: ...
-
-
-class Dense(NamedTuple):
-    """A plain matrix [n, width]."""
-
-    x: Tensor
-
-    def batches(self, order: Tensor, size: int) -> Iterator[Dense]:
-        return (Dense(self.x[rows]) for rows in order.split(size))
-
-    def times(self, weight: Tensor) -> Tensor:
-        return self.x @ weight
-
-    def gradient(self, errors: Tensor) -> Tensor:
-        return self.x.T @ errors
+def _times(x: Tensor | SparseCodes, weight: Tensor) -> Tensor:
+    """x [b, width], weight [width, letters] -> x weight [b, letters]; of codes, only what fires is multiplied."""
+    if isinstance(x, Tensor):
+        return x @ weight
+    products = weight[x.latent] * x.value[:, None]
+    return weight.new_zeros(x.tokens, weight.shape[1]).index_add_(0, x.token, products)
 
 
-class Sparse(NamedTuple):
-    """Codes, of which only what fires is multiplied."""
-
-    codes: SparseCodes
-
-    def batches(self, order: Tensor, size: int) -> Iterator[Batch]:
-        for part in self.codes.rows(order).split(size):
-            # A GPU adds in any order; the product of dense matrices is the same each time, and fast there.
-            yield Dense(part.dense()) if part.value.is_cuda else Sparse(part)
-
-    def times(self, weight: Tensor) -> Tensor:
-        products = weight[self.codes.latent] * self.codes.value[:, None]
-        return weight.new_zeros(self.codes.tokens, weight.shape[1]).index_add_(0, self.codes.token, products)
-
-    def gradient(self, errors: Tensor) -> Tensor:
-        products = errors[self.codes.token] * self.codes.value[:, None]
-        return errors.new_zeros(self.codes.d_sae, errors.shape[1]).index_add_(0, self.codes.latent, products)
+def _gradient(x: Tensor | SparseCodes, errors: Tensor) -> Tensor:
+    """x [b, width], errors [b, letters] -> x^T errors [width, letters]."""
+    if isinstance(x, Tensor):
+        return x.T @ errors
+    products = errors[x.token] * x.value[:, None]
+    return errors.new_zeros(x.d_sae, errors.shape[1]).index_add_(0, x.latent, products)
 
 
 @torch.no_grad()
-def fit_by_adam(inputs: Inputs, truth: Tensor, start: Probes, schedule: Schedule, seed: int) -> Probes:
-    """Fit one balanced logistic probe per column of truth [n, letters] (1 where a word has the letter).
+def fit_by_adam(inputs: Tensor | SparseCodes, truth: Tensor, start: Probes, schedule: Schedule, seed: int) -> Probes:
+    """Fit one balanced logistic probe on inputs [n, width] per column of truth [n, letters] (1: has the letter).
 
     The loss is the mean over words and letters of the cross-entropy, in which words with the letter weigh as much in
     all as those without it. Adam stops where the schedule ends, converged or not: with few steps, as SAEBench takes,
@@ -105,8 +75,7 @@ def fit_by_adam(inputs: Inputs, truth: Tensor, start: Probes, schedule: Schedule
     """
     generator = torch.Generator().manual_seed(seed)
     weight, bias = start
-    parameters = [weight, bias]
-    means, squares = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+    means, squares = ([torch.zeros_like(p) for p in start] for _ in range(2))
     positive = (len(truth) - truth.sum(0)) / truth.sum(0)
     fall = math.exp(math.log(schedule.end_lr / schedule.lr) / schedule.epochs)
     step = 0
@@ -114,16 +83,16 @@ def fit_by_adam(inputs: Inputs, truth: Tensor, start: Probes, schedule: Schedule
         lr = schedule.lr * fall**epoch
         order = torch.randperm(len(truth), generator=generator).to(truth.device)
         shuffled = truth[order].split(schedule.batch)
-        for batch, y in zip(inputs.batches(order, schedule.batch), shuffled, strict=True):
+        for batch, y in zip(_batches(inputs, order, schedule.batch), shuffled, strict=True):
             step += 1
-            seen = torch.sigmoid(batch.times(weight) + bias)
+            seen = torch.sigmoid(_times(batch, weight) + bias)
             errors = torch.where(y > 0, (seen - 1) * positive, seen) / y.numel()
-            gradients = [batch.gradient(errors), errors.sum(0)]
+            gradients = [_gradient(batch, errors), errors.sum(0)]
             if schedule.l1:
                 gradients[0].add_(weight.sign(), alpha=schedule.l1 / truth.shape[1])
-            for p, g, mean, square in zip(parameters, gradients, means, squares, strict=True):
+            for p, g, mean, square in zip(start, gradients, means, squares, strict=True):
                 _adam(p, g.add_(p, alpha=schedule.decay), mean, square, lr, step)
-    return Probes(weight, bias)
+    return start
 
 
 def _adam(p: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, lr: float, step: int) -> None:
@@ -218,10 +187,6 @@ class LayerSpelling(NamedTuple):
     usable: int  # letters whose probe has an F1 above `min_f1`
     f1: dict[str, float | None]  # by letter; none where there were no words to train or to test on
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON."""
-        return self._asdict()
-
 
 def survey_layers(
     model: LanguageModel, layers: Sequence[int], settings: AbsorptionConfig, progress: Progress | None = None
@@ -254,10 +219,8 @@ def learn_to_spell(readings: LayerReadings, settings: AbsorptionConfig) -> Spell
     schedule = Schedule(s.probe_epochs, s.probe_batch, s.lr, s.end_lr, s.probe_decay)
     alphabet = torch.tensor(letters, device=device)
     truth = (train.letters[:, None] == alphabet).float()
-    probes = fit_by_adam(Dense(train.x), truth, start, schedule, settings.seed)
-    there, seen = test.letters[:, None] == alphabet, probes.scores(test.x) > 0
-    scores = f1(seen, there).tolist()
-    tested = there.any(0).tolist()
+    probes = fit_by_adam(train.x, truth, start, schedule, s.seed)
+    there, seen = test.letters[:, None] == alphabet, test.x @ probes.weight + probes.bias > 0
+    tested = zip(f1(seen, there).tolist(), there.any(0).tolist(), strict=True)
     right = (seen & there).any(1)[readings.test_rows]
-    known = [score if any_words else None for score, any_words in zip(scores, tested, strict=True)]
-    return Spelling(letters, probes, known, right, column)
+    return Spelling(letters, probes, [score if words else None for score, words in tested], right, column)

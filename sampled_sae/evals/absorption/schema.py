@@ -148,25 +148,11 @@ class AbsorptionResult(NamedTuple):
 def to_saebench(result: AbsorptionResult, settings: AbsorptionConfig | None = None) -> dict[str, Any]:
     """SAEBench's `absorption_first_letter`; with the reason if there are no means."""
     settings = settings or result.settings
+    names = ("absorption_fraction_score", "full_absorption_score", "num_split_features")
     means: dict[str, float | None] = {}
-    for name, item in (
-        ("absorption_fraction_score", result.fraction),
-        ("full_absorption_score", result.full),
-        ("num_split_features", result.splits),
-    ):
-        means[f"mean_{name}"] = item and item.mean
-        means[f"std_dev_{name}"] = item and item.std
-    return saebench_layout(
-        "absorption_first_letter",
-        _saebench_config(result, settings),
-        {"mean": means},
-        [_saebench_detail(letter) for letter in result.letters if letter.usable],
-        result.not_evaluable and {"not_evaluable": result.not_evaluable},
-    )
-
-
-def _saebench_config(result: AbsorptionResult, settings: AbsorptionConfig) -> dict[str, Any]:
-    return {
+    for name, item in zip(names, (result.fraction, result.full, result.splits), strict=True):
+        means |= {f"mean_{name}": item and item.mean, f"std_dev_{name}": item and item.std}
+    config = {
         "model_name": result.model,
         "random_seed": settings.seed,
         "f1_jump_threshold": settings.f1_jump,
@@ -183,14 +169,17 @@ def _saebench_config(result: AbsorptionResult, settings: AbsorptionConfig) -> di
         "eval_k_sparse_probe_batch_size": settings.words_at_once,
         "precalc_k_sparse_probe_sae_acts": True,
     }
-
-
-def _saebench_detail(letter: LetterResult) -> dict[str, Any]:
-    return {
-        "first_letter": letter.letter,
-        "mean_absorption_fraction": letter.fraction,
-        "full_absorption_rate": letter.full,
-        "num_full_absorption": letter.full_words,
-        "num_probe_true_positives": letter.words,
-        "num_split_features": len(letter.main),
-    }
+    details = [
+        {
+            "first_letter": letter.letter,
+            "mean_absorption_fraction": letter.fraction,
+            "full_absorption_rate": letter.full,
+            "num_full_absorption": letter.full_words,
+            "num_probe_true_positives": letter.words,
+            "num_split_features": len(letter.main),
+        }
+        for letter in result.letters
+        if letter.usable
+    ]
+    why_not = result.not_evaluable and {"not_evaluable": result.not_evaluable}
+    return saebench_layout("absorption_first_letter", config, {"mean": means}, details, why_not)

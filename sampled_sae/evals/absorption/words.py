@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from string import ascii_letters, ascii_lowercase
+from collections.abc import Iterator, Sequence
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sampled_sae.evals import Progress
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
@@ -66,7 +68,8 @@ def make_prompts(tokenizer: Any, settings: AbsorptionConfig) -> Prompts:
     texts = [(word, prompt_text(word, part, settings, rng)) for part in (train, test) for word in part]
     if settings.fresh_prompts:
         texts += [(word, prompt_text(word, shuffled, settings, rng)) for word in test]
-    tail = _tail(tokenizer, words[0], settings)
+    [line] = _encode(tokenizer, ["\n" + settings.template.format(word=words[0].text)])
+    tail = len(line) - 1 - line.index(words[0].token)
     prompts = _tokenize(tokenizer, texts, tail, settings)
     parts = prompts[: len(train)], prompts[len(train) : len(shuffled)], prompts[len(shuffled) :]
     kept = [[prompt for prompt in part if prompt is not None] for part in parts]
@@ -79,7 +82,7 @@ def find_words(tokenizer: Any, settings: AbsorptionConfig) -> tuple[list[Word], 
     # Some tokenizers list their vocabulary in another order each time.
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     words = [Word(_as_text(tokenizer, token), number) for token, number in vocabulary]
-    words = [word for word in words if _is_word(word.text)]
+    words = [word for word in words if re.fullmatch(" ?[A-Za-z]+", word.text)]
     if not words:
         raise UserError("the tokenizer has no words of ASCII letters: the first-letter task needs some")
     lines = _encode(tokenizer, ["\n" + settings.template.format(word=word.text) for word in words])
@@ -105,20 +108,13 @@ def _tokenize(
     tokenizer: Any, texts: Sequence[tuple[Word, str]], tail: int, settings: AbsorptionConfig
 ) -> list[Prompt | None]:
     """Prompts up to their word, which `tail` tokens follow; none where the word is another token there."""
-    before = _before(tokenizer, settings.bos)
+    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    before = [first] if settings.bos and first is not None else []
     prompts: list[Prompt | None] = []
     for (word, _), ids in zip(texts, _encode(tokenizer, [text for _, text in texts]), strict=True):
         ok = len(ids) > tail and ids[-tail - 1] == word.token
         prompts.append(Prompt(word, np.array([*before, *ids[:-tail]], np.int64)) if ok else None)
     return prompts
-
-
-def _tail(tokenizer: Any, word: Word, settings: AbsorptionConfig) -> int:
-    """Tokens of the template after a word."""
-    [line] = _encode(tokenizer, ["\n" + settings.template.format(word=word.text)])
-    frame = _frame(line, word.token)
-    assert frame is not None, "words are found by their frame"
-    return len(frame[1])
 
 
 def _frame(line: list[int], token: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -127,11 +123,6 @@ def _frame(line: list[int], token: int) -> tuple[tuple[int, ...], tuple[int, ...
         return None
     place = line.index(token)
     return tuple(line[:place]), tuple(line[place + 1 :])
-
-
-def _before(tokenizer: Any, bos: bool) -> list[int]:
-    found = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    return [found] if bos and found is not None else []
 
 
 def _encode(tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
@@ -143,14 +134,6 @@ def _as_text(tokenizer: Any, token: str) -> str:
     text: str = tokenizer.convert_tokens_to_string([token])
     # Some tokenizers drop the space that this sign stands for at the start of a text.
     return f" {text}" if token.startswith("▁") and not text.startswith(" ") else text
-
-
-def _is_word(text: str) -> bool:
-    text = text.removeprefix(" ")
-    return bool(text) and all(char in ascii_letters for char in text)
-
-
-Progress = Callable[[int, int], None]  # called with the finished and the total number of parts
 
 
 class Readings(NamedTuple):

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import nn
 
-from sampled_sae.evals.absorption.probes import Dense, Schedule, Sparse, f1, fit_by_adam, fit_exactly, start_at
-from sampled_sae.evals.absorption.schema import AbsorptionConfig
-from sampled_sae.evals.absorption.score import (
+from sampled_sae.evals.absorption.evaluate import (
     absorption,
     count_absorbers,
     encode_words,
@@ -20,6 +18,8 @@ from sampled_sae.evals.absorption.score import (
     split,
     without_silent_words,
 )
+from sampled_sae.evals.absorption.probes import Schedule, f1, fit_by_adam, fit_exactly, start_at
+from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.sae import SAE
@@ -97,7 +97,7 @@ def test_adam_is_torchs(l1, kind):
     start = start_at("random", 12, 4, 3, torch.device("cpu"))
     orders = torch.Generator().manual_seed(5)
     expected = by_torch(x, truth, start, schedule, [torch.randperm(50, generator=orders) for _ in range(6)])
-    inputs = Dense(x) if kind == "dense" else Sparse(SparseCodes.from_dense(x))
+    inputs = x if kind == "dense" else SparseCodes.from_dense(x)
     found = fit_by_adam(inputs, truth, start, schedule, seed=5)
     torch.testing.assert_close(found.weight, expected.weight.T.detach(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.bias, expected.bias.detach(), rtol=1e-4, atol=1e-5)
