@@ -18,9 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformer_lens import HookedTransformer
 
 import sampled_sae as ss
-from sampled_sae.evals.probing.draw import Part, Task
-from sampled_sae.evals.probing.evaluate import contrast, evaluate_probing, top_probes
-from sampled_sae.evals.probing.features import read, tokenize
+from sampled_sae.evals.probing.evaluate import contrast, evaluate_probing_many, top_probes
+from sampled_sae.evals.probing.features import Part, Task, read, tokenize
 from sampled_sae.evals.probing.schema import ProbingConfig, to_saebench
 from sampled_sae.models.language_model import LanguageModel
 
@@ -214,7 +213,7 @@ def test_the_whole_evaluation_of_two_classes(lm, sae, texts, means, tmp_path):
         test_texts=2 * TEST,
         dense_probe="saebench",
     )
-    result = evaluate_probing(sae, lm, LAYER, given)
+    result = evaluate_probing_many([sae], lm, LAYER, given)[0]
     layout = to_saebench(result, given)
     found = {name: value for part in layout["eval_result_metrics"].values() for name, value in part.items()}
     for kind in ("llm", "sae"):
@@ -231,7 +230,7 @@ def test_the_whole_evaluation_of_two_classes(lm, sae, texts, means, tmp_path):
 
 def test_saebench_reads_our_layout(lm, sae, texts, tmp_path):
     given = settings(datasets=(write(tmp_path / "four.jsonl", texts, CLASSES),), k=(1, 3, 5), all_latents=False)
-    layout = to_saebench(evaluate_probing(sae, lm, LAYER, given), given)
+    layout = to_saebench(evaluate_probing_many([sae], lm, LAYER, given)[0], given)
     rest = {"eval_id": "x", "datetime_epoch_millis": 1, "sae_bench_commit_hash": "x", "sae_cfg_dict": None}
     rest |= dict.fromkeys(("sae_lens_id", "sae_lens_release_id", "sae_lens_version"))
     read_back = TypeAdapter(SparseProbingEvalOutput).validate_python(json.loads(json.dumps(layout | rest)))

@@ -151,11 +151,7 @@ def _read_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
             yield from batch.to_pylist()
 
 
-READERS: dict[str, Callable[[Path], Iterator[Any]]] = {
-    ".parquet": _read_parquet,
-    ".jsonl": _read_jsonl,
-    ".csv": _read_csv,
-}
+READERS = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".csv": _read_csv}
 
 CODE_SKIPPED = 150  # characters at the start of a code file that are left out: often a licence
 CODE_SHORTEST = CODE_SKIPPED + 3 * 128  # code files that are not longer than this are left out
@@ -189,15 +185,6 @@ COLUMNS = {
 CODE_CLASSES = ("C", "Python", "HTML", "Java", "PHP")
 PAIRS = {"en": "en-fr", "fr": "fr-it", "de": "de-en", "es": "es-fr", "nl": "nl-pt"}
 """The subset that each language is taken from."""
-
-
-def load_hub(name: str, texts_a_class: int, characters: int) -> Labelled:
-    """One of SAEBench's datasets by its name there; of long texts only the first `characters` are kept.
-
-    Code and europarl have no split and are far larger than needed: their first `texts_a_class` texts of a class are
-    taken, as in SAEBench.
-    """
-    return HUB[name](name, texts_a_class, characters)
 
 
 def _load_columns(name: str, texts_a_class: int, characters: int) -> Labelled:
@@ -234,11 +221,11 @@ def _load_europarl(name: str, texts_a_class: int, characters: int) -> Labelled:
     return found
 
 
-HUB: dict[str, Callable[[str, int, int], Labelled]] = {
-    **dict.fromkeys(COLUMNS, _load_columns),
-    CODE: _load_code,
-    EUROPARL: _load_europarl,
-}
+HUB = {**dict.fromkeys(COLUMNS, _load_columns), CODE: _load_code, EUROPARL: _load_europarl}
+"""SAEBench's datasets by their name there.
+
+Code and europarl have no split and are far larger than needed: their first `texts_a_class` texts of a class are taken,
+as in SAEBench."""
 
 
 def _add_counted(found: Labelled, counts: Counter[str], text: str, label: str) -> None:
@@ -284,19 +271,13 @@ def load(sources: Sequence[str], texts_a_class: int, characters: int) -> list[La
 
 def _load(source: str, texts_a_class: int, characters: int) -> Labelled:
     if source in HUB:
-        found = load_hub(source, texts_a_class, characters)
+        found = HUB[source](source, texts_a_class, characters)
     elif source.lower().endswith(tuple(READERS)):
         found = load_file(source, characters)
     else:
         raise UserError(
             f"datasets = {source!r}: must be a file ending in {', '.join(READERS)}, or one of {', '.join(HUB)}"
         )
-    _check(found, source)
-    return found
-
-
-def _check(found: Labelled, source: str) -> None:
-    """Refuse what no probe can be made of."""
     here = f"datasets = {source!r}"
     if not found.texts:
         raise UserError(f"{here}: holds no text ({found.blank} blank, {found.other_split} of other splits)")
@@ -305,6 +286,7 @@ def _check(found: Labelled, source: str) -> None:
     for split in SPLITS:
         if found.splits is not None and split not in found.splits:
             raise UserError(f"{here}: column 'split' has no {split!r}; must have train and test, or leave it out")
+    return found
 
 
 PACKAGES = ("asyncio", "email", "multiprocessing", "unittest", "xml")

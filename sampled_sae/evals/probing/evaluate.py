@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sampled_sae.evals import Progress
 from sampled_sae.evals.probing.data import Labelled, load
-from sampled_sae.evals.probing.draw import Draws, Part, Task, draw
-from sampled_sae.evals.probing.features import CHARACTERS_A_TOKEN, MeanCodes, bos_token, read, tokenize
+from sampled_sae.evals.probing.features import CHARACTERS_A_TOKEN, Draws, Part, Task, bos_token, draw, read, tokenize
 from sampled_sae.evals.probing.fit import fit, fit_adam, fit_one
 from sampled_sae.evals.probing.schema import (
     DatasetResult,
@@ -45,14 +45,6 @@ def _auc(f: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return torch.where(yes, wins / 2, 0.0).sum(1) / (yes.sum(1) * no.sum(1))
 
 
-class Padded(NamedTuple):
-    """The same part of several tasks, filled up to the longest."""
-
-    rows: Tensor  # [T, n] long; 0 where there is nothing
-    positive: Tensor  # [T, n] bool
-    there: Tensor  # [T, n] bool
-
-
 class TopProbes(NamedTuple):
     """Probes of each task on its best columns."""
 
@@ -78,63 +70,31 @@ def top_probes(
     difference [T, m] of each task; `columns` turns numbers of columns [u] into their values [N, u] for all texts.
     """
     device, size = difference.device, difference.abs()
-    train, test = (_padded([getattr(task, name) for task in tasks], device) for name in ("train", "test"))
+    rows, positive, there = _padded([task.train for task in tasks], device)
+    test_rows, test_positive, test_there = _padded([task.test for task in tasks], device)
     # A stable order, so that ties are broken the same way everywhere.
     best = size.sort(dim=1, descending=True, stable=True).indices[:, : max(k)]
     used, place = best.unique(return_inverse=True)
     values = columns(used)
-    x = values[train.rows[:, :, None], place[:, None]]
-    x_test = values[test.rows[:, :, None], place[:, None]]
+    x = values[rows[:, :, None], place[:, None]]
+    x_test = values[test_rows[:, :, None], place[:, None]]
     scores: dict[int, list[Scores]] = {}
     for number in k:
-        w, b = fit(x[..., :number], train.positive, train.there)
+        w, b = fit(x[..., :number], positive, there)
         f = (x_test[..., :number] @ w[..., None]).squeeze(2) + b[:, None]
-        scores[number] = score(f, test.positive, test.there)
+        scores[number] = score(f, test_positive, test_there)
     differ = size.gather(1, best) > 0
     return TopProbes([row[kept].tolist() for row, kept in zip(best.cpu(), differ.cpu(), strict=True)], scores)
 
 
-def exact_probe(rows: Callable[[Tensor], Tensor], task: Task, device: torch.device) -> Scores:
-    """The optimal probe of a task on all columns; `rows` turns numbers of texts [n] into their values [n, u]."""
-    x = rows(torch.cat([task.train.rows, task.test.rows]).to(device))
-    n = len(task.train.rows)
-    return _score_one(fit_one(x[:n], task.train.positive.to(device), x[n:]), task.test)
-
-
-def saebench_probe(rows: Callable[[Tensor], Tensor], task: Task, device: torch.device, columns: int) -> Scores:
-    """The same by SAEBench's training; `columns` is the number of all columns, those of zeros too."""
-    x = rows(torch.cat([task.train.rows, task.test.rows]).to(device))
-    n = len(task.train.rows)
-    truth = task.train.positive.to(device), task.test.positive.to(device)
-    return _score_one(fit_adam(x[:n], truth[0], x[n:], truth[1], columns, task.seed), task.test)
-
-
-def _score_one(f: Tensor, test: Part) -> Scores:
-    positive = test.positive.to(f.device)[None]
-    return score(f[None], positive, torch.ones_like(positive))[0]
-
-
-def _padded(parts: Sequence[Part], device: torch.device) -> Padded:
-    def together(tensors: list[Tensor]) -> Tensor:
-        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(device)
-
-    there = [torch.ones_like(part.positive) for part in parts]
-    return Padded(together([part.rows for part in parts]), together([part.positive for part in parts]), together(there))
+def _padded(parts: Sequence[Part], device: torch.device) -> Iterator[Tensor]:
+    """The same part of several tasks, filled up to the longest: rows, positive and whether a text is there, [T, n]."""
+    filled = ([part.rows for part in parts], [part.positive for part in parts])
+    for tensors in (*filled, [torch.ones_like(part.positive) for part in parts]):
+        yield torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(device)
 
 
 PROBE_WORK = 50  # a probe on all columns counts as much as so many texts that are read, for the progress shown
-Rows = Callable[[Tensor], Tensor]
-
-
-def evaluate_probing(
-    sae: SAE,
-    model: LanguageModel,
-    layer: int,
-    settings: ProbingConfig,
-    progress: Callable[[int, int], None] | None = None,
-) -> ProbingResult:
-    """Probe an SAE of the residual stream after `layer`."""
-    return evaluate_probing_many([sae], model, layer, settings, progress)[0]
 
 
 @torch.no_grad()
@@ -143,13 +103,14 @@ def evaluate_probing_many(
     model: LanguageModel,
     layer: int,
     settings: ProbingConfig,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[ProbingResult]:
-    """The same for several SAEs of one layer, in their order. `progress` is called with (done, total)."""
+    """Probe SAEs of the residual stream after `layer`; results in their order. `progress` gets (done, total)."""
     layer = model.check_layer(layer)
     _check(saes, model, layer, settings)
     work = _prepare(settings)
-    steps = Steps(progress, sum(_cost(item, saes, settings) for item in work))
+    probes = 1 + len(saes) * settings.all_latents
+    steps = Steps(progress, sum(len(item.texts) + PROBE_WORK * len(item.draws.tasks) * probes for item in work))
     dtype = str(model.dtype).removeprefix("torch.")
     try:
         done = [_measure(item, saes, model, layer, settings, steps) for item in work]
@@ -187,11 +148,6 @@ def _prepare(settings: ProbingConfig) -> list[_Work]:
     return work
 
 
-def _cost(work: _Work, saes: Sequence[SAE], settings: ProbingConfig) -> int:
-    probes = len(work.draws.tasks) * (1 + len(saes) * settings.all_latents)
-    return len(work.texts) + PROBE_WORK * probes
-
-
 def _measure(
     work: _Work, saes: Sequence[SAE], model: LanguageModel, layer: int, settings: ProbingConfig, steps: Steps
 ) -> list[DatasetResult]:
@@ -201,49 +157,48 @@ def _measure(
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     place = torch.full((len(work.dataset.texts),), -1)
     place[torch.tensor(work.texts)[order]] = torch.arange(len(order))
-    tasks = [_moved(task, place) for task in work.draws.tasks]
+    tasks = [
+        Task(label, seed, *(Part(place[part.rows], part.positive) for part in parts))
+        for label, seed, *parts in work.draws.tasks
+    ]
     weights = contrast(tasks, len(order))
     features = read(model, layer, saes, [ids[i] for i in order], weights, settings, steps.add)
 
+    def on_all(rows: Callable[[Tensor], Tensor], like: Tensor) -> list[Scores]:
+        """Probes on all columns, task by task; `like` has their device and, as its last dimension, their number."""
+        found = []
+        for task in tasks:
+            found.append(_dense(rows, task, like.device, like.shape[1], settings))
+            steps.add(PROBE_WORK)
+        return found
+
     residual = features.residual
     top = top_probes(weights.to(residual.device) @ residual, lambda c: residual[:, c], tasks, settings.k)
-    whole = _dense(residual.__getitem__, tasks, residual.device, model.width, settings, steps)
+    whole = on_all(residual.__getitem__, residual)
     results = []
     while features.codes:
         # One after the other, and each is let go of when it is done: together they may be large.
-        mine, everything = _probe(features.codes.pop(0), tasks, settings, steps)
+        means = features.codes.pop(0)
+        mine = top_probes(means.difference, means.columns, tasks, settings.k)
+        everything = on_all(means.rows, means.difference) if settings.all_latents else None
         results.append(_dataset_result(work, tasks, mine, everything, top, whole))
+        del means
     return results
 
 
-def _probe(
-    means: MeanCodes, tasks: Sequence[Task], settings: ProbingConfig, steps: Steps
-) -> tuple[TopProbes, list[Scores] | None]:
-    """One SAE's probes on its best latents and on all of them."""
-    top = top_probes(means.difference, means.columns, tasks, settings.k)
-    if not settings.all_latents:
-        return top, None
-    return top, _dense(means.rows, tasks, means.difference.device, means.difference.shape[1], settings, steps)
-
-
 def _dense(
-    rows: Rows, tasks: Sequence[Task], device: torch.device, columns: int, settings: ProbingConfig, steps: Steps
-) -> list[Scores]:
-    """Probes on all columns, task by task."""
-    found = []
-    for task in tasks:
-        if settings.dense_probe == "exact":
-            found.append(exact_probe(rows, task, device))
-        else:
-            found.append(saebench_probe(rows, task, device, columns))
-        steps.add(PROBE_WORK)
-    return found
-
-
-def _moved(task: Task, place: Tensor) -> Task:
-    """The same task with the texts' new numbers."""
-    train, test = (Part(place[part.rows], part.positive) for part in (task.train, task.test))
-    return Task(task.label, task.seed, train, test)
+    rows: Callable[[Tensor], Tensor], task: Task, device: torch.device, columns: int, settings: ProbingConfig
+) -> Scores:
+    """A task's probe on all columns. `rows` turns numbers of texts [n] into their values [n, u]; `columns` is the
+    number of all columns, those of zeros too."""
+    x = rows(torch.cat([task.train.rows, task.test.rows]).to(device))
+    train, test = x[: len(task.train.rows)], x[len(task.train.rows) :]
+    positive, truth = task.train.positive.to(device), task.test.positive.to(device)
+    if settings.dense_probe == "exact":
+        f = fit_one(train, positive, test)
+    else:
+        f = fit_adam(train, positive, test, truth, columns, task.seed)
+    return score(f[None], truth[None], torch.ones_like(truth)[None])[0]
 
 
 def _dataset_result(

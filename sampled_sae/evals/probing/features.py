@@ -1,19 +1,23 @@
-"""Texts -> features: the mean over a text's tokens of the residual stream, and of each SAE's codes.
+"""Input of the probes: the texts of each task, and the mean over a text's tokens of residual stream and SAEs' codes.
 
+A task is one class against all others, balanced, with texts drawn anew for each seed.
 The model reads each text once for all SAEs; only means are kept. An SAE's means are sparse: a text of 128 tokens
 activates a few thousand of 65,536 latents.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from itertools import zip_longest
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from sampled_sae.data.contexts import HALVES, Tokenizer
+from sampled_sae.evals.probing.data import Labelled
 from sampled_sae.evals.probing.schema import ProbingConfig
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
@@ -25,12 +29,113 @@ CHARACTERS_A_TOKEN = 64
 """Characters read of a text for each token that is used: enough unless tokens are ten times as long as usual."""
 
 
-class Tokens(NamedTuple):
-    """Token ids of some texts, padded at their ends, of about equal length."""
+class Part(NamedTuple):
+    """Texts of one task, as many of its class as of the others."""
 
-    first: int  # number of the first text; the others follow it
-    ids: Tensor  # [t, L] long, with BOS if there is one
-    lengths: Tensor  # [t] long: tokens of each text, without BOS and padding
+    rows: Tensor  # [n] long: numbers of the texts
+    positive: Tensor  # [n] bool: whether each is of the task's class
+
+
+class Task(NamedTuple):
+    """One class against the others."""
+
+    label: str
+    seed: int
+    train: Part
+    test: Part
+
+
+class Draws(NamedTuple):
+    """What is to be done with one dataset."""
+
+    tasks: list[Task]  # for each seed one for each class that has enough texts
+    skipped: dict[str, str]  # why a class has no task
+
+
+Item = TypeVar("Item")
+Pools = dict[str, list[int]]  # numbers of the texts of each class, in random order
+
+
+def draw(dataset: Labelled, settings: ProbingConfig) -> Draws:
+    """The tasks of a dataset for each seed; text and class decide what is drawn, not the other datasets.
+
+    As in SAEBench, each class has a pool of train_texts / 2 texts (and test_texts / 2 to test on); all of them are the
+    positive texts of its task, and negative ones come evenly from the pools of the other classes.
+    """
+    least = settings.fewest_texts, settings.fewest_test_texts
+    skipped: dict[str, str] = {}
+    tasks: list[Task] = []
+    for seed in settings.seeds:
+        train, test = _pools(dataset, settings, seed)
+        counts = {label: (len(train[label]), len(test[label])) for label in train}
+        enough = {label for label, n in counts.items() if n[0] >= least[0] and n[1] >= least[1]}
+        skipped = {
+            label: f"{n[0]} texts to fit to and {n[1]} to test on, fewer than {least[0]} and {least[1]}"
+            for label, n in counts.items()
+            if label not in enough
+        }
+        if len(enough) < 2:
+            reasons = "; ".join(f"{label!r} has {reason}" for label, reason in skipped.items())
+            raise UserError(f"datasets = {dataset.name!r}: must have two classes with enough texts, but {reasons}")
+        for label in sorted(enough):
+            parts = [
+                _part(label, {name: pool[name] for name in enough}, f"{seed}/{side}/{label}")
+                for side, pool in (("train", train), ("test", test))
+            ]
+            tasks.append(Task(label, seed, *parts))
+    return Draws(tasks, skipped)
+
+
+def _pools(dataset: Labelled, settings: ProbingConfig, seed: int) -> tuple[Pools, Pools]:
+    """For each class the texts to fit to and those to test on."""
+    members: Pools = {label: [] for label in dataset.classes}
+    for number, label in enumerate(dataset.labels):
+        members[label].append(number)
+    train: Pools = {}
+    test: Pools = {}
+    for label, numbers in members.items():
+        order = _shuffled(numbers, f"{seed}/{label}")
+        splits = dataset.splits
+        if splits is None:
+            # The texts go to both sides in the same proportion as is asked for.
+            share = settings.test_texts / (settings.train_texts + settings.test_texts)
+            first = round(len(order) * share)
+            sides = order[first:], order[:first]
+        else:
+            sides = [n for n in order if splits[n] == "train"], [n for n in order if splits[n] == "test"]
+        train[label] = _evenly(sides[0], dataset.groups, settings.train_texts // 2)
+        test[label] = _evenly(sides[1], dataset.groups, settings.test_texts // 2)
+    return train, test
+
+
+def _evenly(order: list[int], groups: list[str] | None, most: int) -> list[int]:
+    """The first of an order, at most so many, and of each group equally many."""
+    if groups is None:
+        return order[:most]
+    apart: dict[str, list[int]] = {}
+    for number in order:
+        apart.setdefault(groups[number], []).append(number)
+    each = min(most // len(apart), *map(len, apart.values())) if apart else 0
+    return [number for numbers in apart.values() for number in numbers[:each]]
+
+
+def _part(label: str, pools: Pools, seed: str) -> Part:
+    """All of a class and equally many of the others, in turn from each of them."""
+    # Which of the others gives one text more than the rest is left to chance too.
+    others = _shuffled([name for name in sorted(pools) if name != label], seed)
+    drawn = [_shuffled(pools[name], f"{seed}/{name}") for name in others]
+    in_turn = [number for turn in zip_longest(*drawn) for number in turn if number is not None]
+    size = min(len(pools[label]), len(in_turn))
+    positive = _shuffled(pools[label], seed)[:size]
+    rows = torch.tensor(positive + in_turn[:size])
+    return Part(rows, torch.arange(2 * size) < size)
+
+
+def _shuffled(items: list[Item], seed: str) -> list[Item]:
+    """The same items in an order that depends on the seed alone, on every machine."""
+    order = list(items)
+    random.Random(seed).shuffle(order)
+    return order
 
 
 def tokenize(texts: Sequence[str], tokenizer: Tokenizer, settings: ProbingConfig) -> list[list[int]]:
@@ -60,16 +165,6 @@ def bos_token(tokenizer: Tokenizer, settings: ProbingConfig) -> list[int]:
         if token is not None:
             return [token]
     raise UserError("bos = True: the tokenizer has neither BOS nor EOS; must be False")
-
-
-def batches(ids: list[list[int]], before: list[int], at_once: int) -> Iterator[Tokens]:
-    """Token ids of texts, sorted by length -> batches of texts, each padded to its longest."""
-    for first in range(0, len(ids), at_once):
-        part = [[*before, *one] for one in ids[first : first + at_once]]
-        longest = max(map(len, part))
-        # Padding at the end affects no token before it and is in no mean: any id will do.
-        padded = torch.tensor([one + [one[-1]] * (longest - len(one)) for one in part])
-        yield Tokens(first, padded, torch.tensor([len(one) - len(before) for one in part]))
 
 
 class MeanCodes:
@@ -131,13 +226,19 @@ def read(
     before = bos_token(model.tokenizer, settings)
     codes = [MeanCodes(sae, contrast) for sae in saes]
     residual: list[Tensor] = []
-    for part in batches(ids, before, settings.contexts_at_once):
-        stream = model.activations(part.ids, [layer])[layer][:, len(before) :]
-        weights = _weights(part.lengths, stream.shape[1]).to(stream.device)
+    for first in range(0, len(ids), settings.contexts_at_once):
+        part = [[*before, *one] for one in ids[first : first + settings.contexts_at_once]]
+        longest = max(map(len, part))
+        # Padding at the end affects no token before it and is in no mean: any id will do.
+        padded = torch.tensor([one + [one[-1]] * (longest - len(one)) for one in part])
+        stream = model.activations(padded, [layer])[layer][:, len(before) :]
+        lengths = torch.tensor([len(one) - len(before) for one in part])[:, None]
+        # 1 / length at a text's tokens, 0 after them
+        weights = ((torch.arange(stream.shape[1]) < lengths).double() / lengths).to(stream.device)
         residual.append((stream.double() * weights[..., None]).sum(1))
         for sae, means in zip(saes, codes, strict=True):
-            means.add(part.first, _pool(sae, stream, weights, settings))
-        progress(len(part.ids))
+            means.add(first, _pool(sae, stream, weights, settings))
+        progress(len(part))
     found = torch.cat(residual)
     if not bool(found.isfinite().all()):
         raise UserError(
@@ -145,12 +246,6 @@ def read(
             "load it in float32"
         )
     return Features(found, codes)
-
-
-def _weights(lengths: Tensor, longest: int) -> Tensor:
-    """[t] -> [t, longest]: 1 / length at a text's tokens, 0 after them."""
-    inside = torch.arange(longest) < lengths[:, None]
-    return inside.double() / lengths[:, None]
 
 
 def _pool(sae: SAE, stream: Tensor, weights: Tensor, settings: ProbingConfig) -> Tensor:

@@ -1,4 +1,4 @@
-"""Settings of sparse probing."""
+"""Settings and results of sparse probing."""
 
 from __future__ import annotations
 
@@ -147,17 +147,17 @@ def combine(probes: Sequence[Probes], merge: Callable[[list[Any]], Any]) -> Prob
     )
 
 
-def means_by_seed(tasks: Iterable[TaskResult]) -> list[Probes]:
-    """For each seed the means over classes, `Scores` again."""
-    seeds: dict[int, list[Probes]] = {}
+def _means_by(name: str, tasks: Iterable[TaskResult]) -> dict[Any, Probes]:
+    """Mean `Scores` of the tasks with the same `name`, label or seed."""
+    groups: dict[Any, list[Probes]] = {}
     for task in tasks:
-        seeds.setdefault(task.seed, []).append(task.scores)
-    return [combine(scores, _mean) for scores in seeds.values()]
+        groups.setdefault(getattr(task, name), []).append(task.scores)
+    return {key: combine(scores, _mean) for key, scores in groups.items()}
 
 
 def summarise(datasets: Sequence[Sequence[TaskResult]]) -> Probes:
     """The tasks of each dataset -> means over classes, then over datasets, and their spread over seeds."""
-    by_seed = zip(*(means_by_seed(tasks) for tasks in datasets), strict=True)
+    by_seed = zip(*(_means_by("seed", tasks).values() for tasks in datasets), strict=True)
     return combine([combine(probes, _mean) for probes in by_seed], _spread)
 
 
@@ -194,7 +194,8 @@ def to_saebench(result: ProbingResult, settings: ProbingConfig) -> dict[str, Any
         {"dataset_name": f"{dataset.name}_results", **_accuracies(dataset.summary, lambda s: s.accuracy.mean)}
         for dataset in result.datasets
     ]
-    metrics = _by_category(_accuracies(result.summary, lambda s: s.accuracy.mean))
+    found = _accuracies(result.summary, lambda s: s.accuracy.mean)
+    metrics = {kind: {name: value for name, value in found.items() if name.startswith(kind)} for kind in ("llm", "sae")}
     by_label = {f"{dataset.name}_results": _by_label(dataset) for dataset in result.datasets}
     return saebench_layout("sparse_probing", config, metrics, details, by_label)
 
@@ -208,18 +209,11 @@ def _accuracies(probes: Probes, accuracy: Callable[[Any], float]) -> dict[str, f
     return found
 
 
-def _by_category(found: dict[str, float | None]) -> dict[str, dict[str, float | None]]:
-    return {kind: {name: value for name, value in found.items() if name.startswith(kind)} for kind in ("llm", "sae")}
-
-
 def _by_label(dataset: DatasetResult) -> dict[str, dict[str, float]]:
     """For each kind of probe the accuracy of each class, the mean over seeds."""
-    labels: dict[str, list[Probes]] = {}
-    for task in dataset.tasks:
-        labels.setdefault(task.label, []).append(task.scores)
     found: dict[str, dict[str, float]] = {}
-    for label, probes in labels.items():
-        for name, value in _accuracies(combine(probes, _mean), lambda s: s.accuracy).items():
+    for label, probes in _means_by("label", dataset.tasks).items():
+        for name, value in _accuracies(probes, lambda s: s.accuracy).items():
             if value is not None:
                 found.setdefault(name, {})[label] = value
     return found

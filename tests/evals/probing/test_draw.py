@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampled_sae.evals.probing.data import Labelled
-from sampled_sae.evals.probing.draw import draw
+from sampled_sae.evals.probing.features import draw
 from sampled_sae.evals.probing.schema import ProbingConfig
 from sampled_sae.utils.errors import UserError
 

@@ -9,8 +9,8 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 from sampled_sae.config import plain
 from sampled_sae.evals.probing.data import load
-from sampled_sae.evals.probing.draw import draw
-from sampled_sae.evals.probing.evaluate import evaluate_probing, evaluate_probing_many
+from sampled_sae.evals.probing.evaluate import evaluate_probing_many
+from sampled_sae.evals.probing.features import draw
 from sampled_sae.evals.probing.schema import ProbingConfig, to_saebench
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
@@ -90,7 +90,7 @@ def plain_scores(x, task, k=None):
 @pytest.mark.parametrize(("m", "bos"), [(40, False), (300, True)])
 def test_scores_are_those_of_a_plain_computation(lm, file, m, bos):
     sae, settings = random_sae(m), config(file, bos=bos, seeds=(3, 4))
-    result = evaluate_probing(sae, lm, LAYER, settings)
+    result = evaluate_probing_many([sae], lm, LAYER, settings)[0]
     data = load([file], 10**6, 10**6)[0]
     residual, codes = plain_means(lm, sae, data.texts, settings)
     tasks = draw(data, settings).tasks
@@ -112,7 +112,7 @@ def test_means_are_over_classes_then_datasets_and_spread_over_seeds(lm, file, tm
     lines = [line for line in Path(file).read_text().splitlines() if '"wet"' not in line]
     other.write_text("\n".join(lines))
     settings = ProbingConfig(datasets=(file, str(other)), k=(2,), seeds=(0, 1, 2), tokens=20, all_latents=False)
-    result = evaluate_probing(random_sae(), lm, LAYER, settings)
+    result = evaluate_probing_many([random_sae()], lm, LAYER, settings)[0]
     assert [dataset.name for dataset in result.datasets] == ["weather", "other"]
     by_seed = []
     for seed in settings.seeds:
@@ -134,7 +134,7 @@ def test_means_are_over_classes_then_datasets_and_spread_over_seeds(lm, file, tm
 
 
 def test_one_seed_has_no_spread(lm, file):
-    result = evaluate_probing(random_sae(), lm, LAYER, config(file))
+    result = evaluate_probing_many([random_sae()], lm, LAYER, config(file))[0]
     assert result.summary.top[1].accuracy.std is None
     assert result.summary.residual.accuracy.mean == result.datasets[0].summary.residual.accuracy.mean
 
@@ -146,20 +146,22 @@ def test_several_saes_get_what_each_gets_alone(lm, file):
     saes = [random_sae(40), random_sae(60, seed=1)]
     together = evaluate_probing_many(saes, lm, LAYER, config(file))
     for sae, found in zip(saes, together, strict=True):
-        assert numbers(found) == numbers(evaluate_probing(sae, lm, LAYER, config(file)))
+        assert numbers(found) == numbers(evaluate_probing_many([sae], lm, LAYER, config(file))[0])
     assert together[0].summary.residual == together[1].summary.residual
     assert together[0].summary.top != together[1].summary.top
 
 
 def test_sizes_of_parts_do_not_matter(lm, file):
-    first = numbers(evaluate_probing(random_sae(), lm, LAYER, config(file)))
-    again = numbers(evaluate_probing(random_sae(), lm, LAYER, config(file, contexts_at_once=7, tokens_at_once=30)))
+    first = numbers(evaluate_probing_many([random_sae()], lm, LAYER, config(file))[0])
+    again = numbers(
+        evaluate_probing_many([random_sae()], lm, LAYER, config(file, contexts_at_once=7, tokens_at_once=30))[0]
+    )
     assert first == again
 
 
 def test_precision_is_put_back(lm, file):
     before = torch.get_float32_matmul_precision()
-    evaluate_probing(random_sae(), lm, LAYER, config(file, tf32=True, all_latents=False))
+    evaluate_probing_many([random_sae()], lm, LAYER, config(file, tf32=True, all_latents=False))
     assert torch.get_float32_matmul_precision() == before
 
 
@@ -168,7 +170,7 @@ def test_precision_is_put_back(lm, file):
 
 def test_a_dead_sae_can_only_guess(lm, file):
     sae = SAE(InferenceConfig(WIDTH, 8), torch.float64)
-    result = evaluate_probing(sae, lm, LAYER, config(file))
+    result = evaluate_probing_many([sae], lm, LAYER, config(file))[0]
     for found in result.datasets[0].tasks:
         assert found.latents == []
         for scores in (*found.scores.top.values(), found.scores.all_latents):
@@ -179,13 +181,13 @@ def test_a_dead_sae_can_only_guess(lm, file):
 def test_an_sae_that_keeps_everything_is_as_good_as_the_residual_stream(lm, file):
     from tests.evals.core.tools import identity_sae
 
-    found = evaluate_probing(identity_sae(), lm, LAYER, config(file)).summary
+    found = evaluate_probing_many([identity_sae()], lm, LAYER, config(file))[0].summary
     assert found.all_latents.accuracy.mean > found.residual.accuracy.mean - 0.05
 
 
 def test_saebenchs_dense_probe(lm, file):
-    exact = evaluate_probing(random_sae(), lm, LAYER, config(file))
-    theirs = evaluate_probing(random_sae(), lm, LAYER, config(file, dense_probe="saebench"))
+    exact = evaluate_probing_many([random_sae()], lm, LAYER, config(file))[0]
+    theirs = evaluate_probing_many([random_sae()], lm, LAYER, config(file, dense_probe="saebench"))[0]
     assert theirs.summary.top == exact.summary.top
     assert theirs.summary.all_latents != exact.summary.all_latents
     assert theirs.summary.residual.accuracy.mean > 0.6
@@ -208,7 +210,7 @@ def test_counts_of_what_was_used_and_left_out(lm, file, tmp_path):
     extra = [{"text": " ", "label": "hot", "split": "train"}, {"text": "x", "label": "hot", "split": "dev"}]
     extra += [{"text": f"few {i}", "label": "few", "split": "train"} for i in range(3)]
     path.write_text(Path(file).read_text() + "\n".join(map(json.dumps, extra)))
-    found = evaluate_probing(random_sae(), lm, LAYER, config(str(path), all_latents=False)).datasets[0]
+    found = evaluate_probing_many([random_sae()], lm, LAYER, config(str(path), all_latents=False))[0].datasets[0]
     assert (found.blank, found.other_split, found.repeated) == (1, 1, 0)
     assert found.skipped == {"few": "3 texts to fit to and 0 to test on, fewer than 20 and 5"}
     # 140 are asked for, half of them of the class, of which there may be fewer.
@@ -222,7 +224,7 @@ def test_counts_of_what_was_used_and_left_out(lm, file, tmp_path):
 
 def test_the_layout_is_saebenchs(lm, file):
     settings = config(file, k=(1, 3, 10), seeds=(5, 6))
-    result = evaluate_probing(random_sae(), lm, LAYER, settings)
+    result = evaluate_probing_many([random_sae()], lm, LAYER, settings)[0]
     found = json.loads(json.dumps(to_saebench(result, settings), allow_nan=False))
     names = {f"{kind}_{part}test_accuracy" for kind in ("llm", "sae") for part in ("", "top_1_", "top_10_")}
     metrics = found["eval_result_metrics"]
@@ -288,7 +290,8 @@ def test_a_tokenizer_without_bos_and_eos(file):
     tokenizer.bos_token = tokenizer.eos_token = None
     lm = LanguageModel(make_model("llama").double(), tokenizer, "tiny")
     assert refusal([random_sae()], lm, config(file)).startswith("bos = True: the tokenizer has neither BOS nor EOS")
-    assert evaluate_probing(random_sae(), lm, LAYER, config(file, bos=False, all_latents=False)).layer == LAYER
+    [found] = evaluate_probing_many([random_sae()], lm, LAYER, config(file, bos=False, all_latents=False))
+    assert found.layer == LAYER
 
 
 def test_activations_that_are_not_finite(file):
@@ -305,6 +308,6 @@ def test_a_model_from_disk_and_real_texts(tmp_path):
         pytest.skip("needs the labelled texts that lie beside the repository")
     lm = load_model(save(make_model("gpt_neox"), tmp_path / "model"), "cpu")
     settings = ProbingConfig(datasets=(str(shared),), k=(1, 5), train_texts=100, test_texts=60, tokens=16)
-    result = evaluate_probing(random_sae().float(), lm, LAYER, settings)
+    result = evaluate_probing_many([random_sae().float()], lm, LAYER, settings)[0]
     assert [task.train_texts for task in result.datasets[0].tasks] == [100, 100]
     assert 0.3 < result.summary.residual.accuracy.mean < 0.9
