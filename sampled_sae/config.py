@@ -27,8 +27,10 @@ returns the content as the present version has it. A change of the format is a f
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import operator
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -332,9 +334,20 @@ def read_file(path: Path, kind: str) -> dict[str, Any]:
     return upgraded(kind, read_json(path), path)
 
 
+SEALED = ("sae", "checkpoint", "cache")
+"""Kinds of files with a checksum of their own content: a change to them would go unnoticed and give other results."""
+
+
 def versioned(kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    """The content with its format version, for JSON that is not a file of its own."""
-    return {"format_version": current_version(kind), **content}
+    """The content with its format version and, if the kind has one, its checksum."""
+    made = {"format_version": current_version(kind), **content}
+    return {**made, "checksum": _checksum(made)} if kind in SEALED else made
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    """CRC-32 of JSON content without its own checksum; independent of white space and of the order of the fields."""
+    rest = {name: value for name, value in content.items() if name != "checksum"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
 def upgraded(kind: str, content: Any, where: str | Path) -> dict[str, Any]:
@@ -342,6 +355,11 @@ def upgraded(kind: str, content: Any, where: str | Path) -> dict[str, Any]:
     if _too_deep(content):
         raise UserError(f"{where}: objects and lists are nested too deeply for a {kind!r} file")
     version, newest = 0, current_version(kind)
+    if kind in SEALED and isinstance(content, dict) and "checksum" in content:  # version 0 had none
+        if content["checksum"] != _checksum(content):
+            intended = "if that was intended, remove its field checksum"
+            raise UserError(f"{where}: changed since it was written (its checksum differs); {intended}")
+        content = {name: value for name, value in content.items() if name != "checksum"}
     if isinstance(content, dict) and "format_version" in content:
         version = _converted(content["format_version"], Count, "format_version", True, f"{where}: ")
         right = f"written by a newer version of sampled-sae; this one reads up to {newest}"

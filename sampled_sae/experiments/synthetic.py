@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sampled_sae import api
-from sampled_sae.config import first_difference, read_file, write_file
+from sampled_sae.config import first_difference, write_file
 from sampled_sae.data.synthetic import BUCKETS, PRESETS, SyntheticConfig, SyntheticData
 from sampled_sae.evals.similarity.matching import activation_fidelity, bucket_recovery, match
 from sampled_sae.method import presets
@@ -322,9 +322,11 @@ def merge(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     require_packages()
     if not folders:
         raise UserError("folders: must name at least one folder with a results.json")
-    parts = [read_file(folder / "results.json", "synthetic") for folder in folders]
+    from sampled_sae.reporting.synthetic import load_results
+
+    parts = [load_results(folder / "results.json") for folder in folders]
     for folder, part in zip(folders, parts, strict=True):
-        if not {"data", "train", "saes"} <= part.keys():
+        if "train" not in part or "config" not in part.get("data", {}):
             raise UserError(f"{folder / 'results.json'}: not a result of the synthetic experiment")
     origins: list[dict[str, Any]] = []
     for part in parts:
@@ -346,6 +348,8 @@ def merge(folders: Sequence[Path], out: Path) -> dict[str, Any]:
             raise UserError(f"{out}: {name} is in more than one of the runs")
     make_folder(out)
     logs = [folder / "log.jsonl" for folder in folders]
-    write_text(out / "log.jsonl", "".join(log.read_text(encoding="utf-8") for log in logs if log.exists()))
+    write_text(
+        out / "log.jsonl", "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists())
+    )
     write_file(out / "results.json", "synthetic", merged)
     return merged

@@ -46,7 +46,7 @@ class SAELens:
         return (path / CONFIG).exists()
 
     def describe(self, path: Path) -> InferenceConfig:
-        config, own = _read_config(path), _read_own(path)
+        config, own = _read_config(path), read_own(path)
         content = {name: config[name] for name in SHARED if name in config}
         if own is not None:
             training = own.config
@@ -57,14 +57,13 @@ class SAELens:
         if own is None:  # SAELens writes null for what is unknown
             for name in [name for name, value in cfg.metadata.items() if value is None]:
                 del cfg.metadata[name]
+        verify(path, own, CONFIG)  # last: a wrong value has a clearer line
         return cfg
 
     def load(self, path: Path) -> StoredSAE:
-        cfg, own, file = self.describe(path), _read_own(path), path / WEIGHTS
-        right = own and own.checksums.get(WEIGHTS)
+        cfg, own, file = self.describe(path), read_own(path), path / WEIGHTS
+        verify(path, own, WEIGHTS)
         try:
-            if right is not None and right != (found := checksum(file)):
-                raise UserError(f"{file}: missing or damaged (its CRC-32 is {found}, but {OWN} has {right})")
             weights = load_file(file)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{file}: missing or damaged ({error})") from None
@@ -94,7 +93,7 @@ class SAELens:
                 config=sae.cfg.training,
                 threshold_ema=average if math.isfinite(average) else None,
                 metadata=sae.cfg.metadata,
-                checksums={WEIGHTS: checksum(temporary / WEIGHTS)},
+                checksums={name: checksum(temporary / name) for name in (CONFIG, WEIGHTS)},
             )
             write_file(temporary / OWN, "sae", own.to_dict())
         return path
@@ -141,7 +140,17 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_own(folder: Path) -> Own | None:
+def verify(folder: Path, own: Own | None, name: str) -> None:
+    """Compare the checksum of a file of the folder, if sampled_sae.json has one."""
+    right = own and own.checksums.get(name)
+    try:
+        if right is not None and right != (found := checksum(folder / name)):
+            raise UserError(f"{folder / name}: missing or damaged (its CRC-32 is {found}, but {OWN} has {right})")
+    except OSError as error:
+        raise UserError(f"{folder / name}: missing or damaged ({error})") from None
+
+
+def read_own(folder: Path) -> Own | None:
     """sampled_sae.json; None if another program wrote the folder."""
     path = folder / OWN
     return Own.from_dict(read_file(path, "sae"), path) if path.exists() else None

@@ -55,9 +55,12 @@ MEANINGS = {
 def load_results(path: Path) -> dict[str, Any]:
     """Read a results.json; UserError where it is missing, damaged or without SAEs."""
     results = read_file(path, "synthetic")
-    saes = results.get("saes")
+    saes, data = results.get("saes"), results.get("data", {})
     if not isinstance(saes, list) or not all(isinstance(sae, dict) and "name" in sae for sae in saes):
         raise UserError(f"{path}: not the results of a synthetic experiment")
+    parts = data.get("buckets", []) if isinstance(data, dict) else None
+    if not isinstance(parts, list) or not all(isinstance(part, dict) and "name" in part for part in parts):
+        raise UserError(f"{path}: data.buckets: must be a list of objects with a name")
     if not saes:
         raise UserError(f"{path}: has no SAEs, so there is nothing to show")
     return results

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sampled_sae.config import first_difference, upgraded, versioned
+from sampled_sae.config import first_difference, read_file, versioned
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import checksum, new_folder, read_json, remove_leftovers, sync
+from sampled_sae.utils.files import checksum, new_folder, remove_leftovers, sync
 
 KEEP = 2
 """The newest, and the one before it in case the newest is damaged later."""
@@ -47,18 +46,10 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         found = {name: future.result() for name, future in checksums.items()}
         files = {"names": list(checkpoint.states), "sizes": sizes, "checksums": found}
         content = {"step": checkpoint.step, "run": checkpoint.run, **files, "extra": checkpoint.extra}
-        content = versioned("checkpoint", content)
-        content["checksum"] = _checksum(content)
-        (temporary / "checkpoint.json").write_text(json.dumps(content, allow_nan=False))
+        (temporary / "checkpoint.json").write_text(json.dumps(versioned("checkpoint", content), allow_nan=False))
     for old in _all(folder)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
     return target
-
-
-def _checksum(content: dict[str, Any]) -> int:
-    """Checksum of checkpoint.json itself, without its own field."""
-    rest = {name: value for name, value in content.items() if name != "checksum"}
-    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
 def load_latest(folder: Path, run: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
@@ -88,11 +79,8 @@ def load_latest(folder: Path, run: dict[str, Any], say: Callable[[str], None]) -
 def load(path: Path) -> Checkpoint:
     """Read one checkpoint folder and verify all of it; `UserError` if anything is missing or has changed."""
     file = path / "checkpoint.json"
-    content = read_json(file)
+    content = read_file(file, "checkpoint")
     try:
-        if "checksum" in content and content["checksum"] != _checksum(content):
-            raise UserError(f"{file}: changed since it was written (its checksum differs)")
-        content = upgraded("checkpoint", content, file)
         names, step, checksums = content["names"], content["step"], content.get("checksums")
         trained = [sae["name"] for sae in content["run"].get("saes", ())]
         if path.name != f"step-{step:09d}" or names != (trained or names):

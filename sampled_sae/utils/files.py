@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import mmap
 import os
 import re
@@ -138,9 +139,9 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; a missing or damaged one is a one-line error."""
+    """Read a JSON file; a missing or damaged one is a one-line error. So are names given twice, NaN and infinity."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
@@ -148,6 +149,25 @@ def read_json(path: Path) -> Any:
     except (ValueError, RecursionError) as error:  # RecursionError: objects nested too deeply
         what = str(error).split(";")[0]
         raise UserError(f"{path}: not valid JSON ({what}); was it cut short?") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON as the standard has it; ValueError or RecursionError if it is damaged."""
+    return json.loads(text, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a name is given twice in one object")
+    return made
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:20]} is not finite")
+    return number
 
 
 @contextmanager

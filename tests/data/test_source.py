@@ -303,10 +303,17 @@ def test_caches_of_version_0_are_upgraded_and_grow(tmp_path):
     """Once max_norm was the name of an absolute norm in caches, and of a factor in runs."""
     index = cache(tmp_path) / "cache.json"
     content = json.loads(index.read_text())
-    assert content.pop("format_version") == 1
+    assert content.pop("format_version") == 1 and content.pop("checksum")
     index.write_text(json.dumps(content))
     assert opened(tmp_path).metadata == {"high_norm_limit": 3.0}
     more = torch.cat([X, X])
     write_cache(tmp_path, lambda start: iter([more[start:]]), 1500, {"high_norm_limit": 3.0}, shard_tokens=300)
     assert json.loads(index.read_text())["format_version"] == 1
     assert opened(tmp_path).rows.shape == (1500, 6)
+
+
+def test_a_changed_index_of_a_cache_is_noticed(tmp_path):
+    index = cache(tmp_path) / "cache.json"
+    index.write_text(index.read_text().replace('"max_norm": 3.0', '"max_norm": 4.0'))
+    with pytest.raises(UserError, match=r"cache\.json: changed since it was written"):
+        opened(tmp_path)

@@ -92,6 +92,9 @@ def test_damaged_folders_get_a_clear_line(sae, tmp_path):
     ):
         SAE.load(tmp_path / "sae")
     (tmp_path / "sae" / "cfg.json").write_text(json.dumps(config | {"d_in": 7}))
+    with pytest.raises(ss.UserError, match=r"cfg\.json: missing or damaged"):
+        SAE.load(tmp_path / "sae")
+    edit(tmp_path / "sae" / "sampled_sae.json", checksums=None)
     with pytest.raises(ss.UserError, match=r"W_enc has shape \(6, 20\): must be \(7, 20\)"):
         SAE.load(tmp_path / "sae")
 
@@ -129,15 +132,15 @@ def test_thresholds_stay_in_float32(sae):
 
 
 def edit(path, **fields):
-    """Change fields of a JSON file; None removes one."""
-    content = json.loads(path.read_text()) | fields
+    """Change fields of a JSON file; None removes one. The file then has no checksum of its own."""
+    content = json.loads(path.read_text()) | {"checksum": None} | fields
     path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
 
 
 def test_changed_weights_are_noticed(sae, tmp_path):
     folder = sae.save(tmp_path / "sae")
     own = json.loads((folder / "sampled_sae.json").read_text())
-    assert own["format_version"] == 2 and own["checksums"].keys() == {"sae_weights.safetensors"}
+    assert own["format_version"] == 2 and own["checksums"].keys() == {"cfg.json", "sae_weights.safetensors"}
     path = folder / "sae_weights.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
@@ -151,6 +154,15 @@ def test_changed_weights_are_noticed(sae, tmp_path):
     # Without checksums, as before version 1, the folder is read as it is.
     edit(folder / "sampled_sae.json", checksums=None, format_version=None)
     assert torch.equal(SAE.load(folder).b_dec, sae.b_dec)
+
+
+def test_changed_settings_are_noticed(sae, tmp_path):
+    """Each would load as another valid SAE."""
+    for file, fields in (("cfg.json", {"apply_b_dec_to_input": False}), ("sampled_sae.json", {"threshold_ema": 9.0})):
+        path = sae.save(tmp_path / file) / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+        with pytest.raises(ss.UserError, match=r"changed since it was written|missing or damaged"):
+            SAE.load(path.parent)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +185,8 @@ def test_wrong_values_in_the_configuration_get_a_clear_line(sae, tmp_path, file,
     folder = sae.save(tmp_path / "sae")
     if file == "cfg.json":
         own = folder / "sampled_sae.json"
-        own.write_text(json.dumps(json.loads(own.read_text()) | {"config": None}))
+        edit(own, config={})
+        own.write_text(own.read_text().replace('"config": {}', '"config": null'))
         if "metadata" in fields:
             own.unlink()
     edit(folder / file, **fields)

@@ -94,3 +94,11 @@ def test_json_that_cannot_be_read_is_one_line(text, tmp_path):
     (tmp_path / "j").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(UserError, match="not valid JSON"):
         read_json(tmp_path / "j")
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', "NaN", "[-Infinity]", "1e999", "9" * 5000, "[" * 9999])
+def test_json_that_is_not_standard_is_one_line(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UserError, match="not valid JSON") as error:
+        read_json(tmp_path / "a.json")
+    assert "\n" not in str(error.value)

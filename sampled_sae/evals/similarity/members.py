@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sampled_sae.config import Bound, Config, Count, NonNegative, Positive, read_file
+from sampled_sae.config import Bound, Config, Count, NonNegative, Positive
 from sampled_sae.evals.results import WEIGHTS, Explanation, Liveness, find_saes, load_live, names_of, read_explanations
+from sampled_sae.formats.saelens import read_own, verify
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import label
 from sampled_sae.sae import SAE
@@ -101,16 +102,10 @@ def open_member(folder: Path, name: str | None = None) -> Member:
             rows: Tensor = file.get_tensor("W_dec")
         return rows
 
-    (latents, width), config, metadata = shape, None, {}
-    own_path = folder / "sampled_sae.json"
-    if own_path.exists():
-        own = read_file(own_path, "sae")
-        if not {"config", "metadata"} <= own.keys():
-            raise UserError(f"{own_path}: not a configuration of this program")
-        config = None if own["config"] is None else SAEConfig.from_dict(own["config"], own_path)
-        metadata = dict(own["metadata"] or {})
-    facts = _described(config, metadata) | {"live": load_live(folder, latents)}
-    facts["explained"] = read_explanations(folder, latents)
+    (latents, width), own = shape, read_own(folder)
+    verify(folder, own, WEIGHTS)
+    facts = _described(own.config, own.metadata) if own is not None else _described(None, {})
+    facts |= {"live": load_live(folder, latents), "explained": read_explanations(folder, latents)}
     return Member(name or folder.name, latents, width, decoder, **facts)
 
 
