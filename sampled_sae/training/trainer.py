@@ -24,7 +24,7 @@ from sampled_sae.utils import system
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.files import alone_in, make_folder, remove_leftovers
 from sampled_sae.utils.progress import say
-from sampled_sae.utils.system import stop_on_interrupt, usable_device
+from sampled_sae.utils.system import listening, usable_device
 
 PLAN = "passes.json"
 USED = 0.9
@@ -65,12 +65,12 @@ class Trainer:
                 run.callbacks = [*of_run(run), *self.callbacks]
                 for callback in run.callbacks:
                     ends.callback(lambda callback, run: callback.on_end(run, run.saes), callback, run)
-            with stop_on_interrupt() as stopped:
+            with listening(chained=False) as interrupted:  # the step in progress ends first
                 while (step := min(run.step for run in runs)) < runs[0].shared.steps:
                     for run in runs:
                         if run.step == step:
                             run.advance()
-                    if stopped():
+                    if interrupted.is_set():
                         raise _interrupted(runs)
                 for run in runs:
                     run.finish()

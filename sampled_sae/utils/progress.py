@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 
-class Progress(Protocol):
-    """Shows how far a run is."""
+class Progress:
+    """Shows how far a run is; this one shows nothing."""
 
-    def update(self, done: int, note: str = "") -> None: ...
+    def update(self, done: int, note: str = "") -> None:
+        pass
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        pass
 
 
 @contextmanager
@@ -34,17 +36,7 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-class Silent:
-    """Shows nothing."""
-
-    def update(self, done: int, note: str = "") -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Lines:
+class Lines(Progress):
     """A line every tenth of the way, and at least every half minute."""
 
     def __init__(self, total: int, start: int, what: str, unit: str):
@@ -61,11 +53,8 @@ class Lines:
         left = f"{speed(rate, self.unit)}, {clock((self.total - done) / rate)} left" if rate > 0 else "starting"
         say(f"{self.what}: {done}/{self.total} {self.unit}, {left}  {note}")
 
-    def close(self) -> None:
-        pass
 
-
-class Bar:
+class Bar(Progress):
     """rich's bar."""
 
     def __init__(self, total: int, start: int, what: str, unit: str, console: Any):
@@ -97,7 +86,7 @@ class Bar:
 def show(total: int, start: int = 0, what: str = "training", unit: str = "steps", enabled: bool = True) -> Progress:
     """A bar on a terminal (if rich is installed), lines elsewhere, nothing if not enabled."""
     if not enabled:
-        return Silent()
+        return Progress()
     if sys.stderr.isatty():
         try:
             from rich.console import Console
@@ -115,13 +104,11 @@ def speed(rate: float, unit: str) -> str:
 
 def clock(seconds: float) -> str:
     """Seconds as h:mm:ss or m:ss."""
-    whole = int(seconds)
-    hours, rest = divmod(whole, 3600)
+    hours, rest = divmod(int(seconds), 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
-QUIET_SECONDS = 5.0
-"""Work that takes less prints no line."""
+QUIET_SECONDS = 5.0  # work that takes less prints no line
 
 
 def telling(total: int, what: str) -> Callable[[int], None]:
@@ -139,18 +126,15 @@ class Stages:
     """A bar for each thing that is being done, one after the other."""
 
     def __init__(self) -> None:
-        self._what = ""
-        self._bar: Progress | None = None
+        self._what, self._bar = "", Progress()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if what != self._what:
             self.close()
             name, _, unit = what.partition(": ")
             self._what, self._bar = what, show(total, what=name, unit=unit)
-        if self._bar is not None:
-            self._bar.update(done)
+        self._bar.update(done)
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        self._bar.close()
+        self._bar = Progress()

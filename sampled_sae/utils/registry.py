@@ -36,22 +36,20 @@ class Registry(MutableMapping[str, T]):
         """
         self.what, self.package, self.group, self.folders = what, package, group, folders
         self.builtin: set[str] = set()
-        self.failed: dict[str, str] = {}
-        """Entry points that could not be loaded, by name, with the reason."""
+        self.failed: dict[str, str] = {}  # entry points that could not be loaded, by name, with the reason
         self._items: dict[str, T] = {}
         self._imported = self._entered = False
 
     def register(self, name: str, item: T, module: str) -> None:
         """Add a plug-in that `module` defines. It may replace an earlier one of the same name, but no built-in one."""
-        builtin = module.startswith(f"{self.package}.")
-        if not builtin:
-            self._import_folder()
-        if name in self.builtin and not builtin:
-            right = f"is the name of a built-in {self.what}; register yours under another name"
-            raise UserError(f"{self.what} = {name!r}: {right}")
-        self._items[name] = item
-        if builtin:
+        if module.startswith(f"{self.package}."):
             self.builtin.add(name)
+        else:
+            self._import_folder()
+            if name in self.builtin:
+                right = f"is the name of a built-in {self.what}; register yours under another name"
+                raise UserError(f"{self.what} = {name!r}: {right}")
+        self._items[name] = item
 
     def find(self, name: str) -> T:
         """The plug-in of that name; `UserError` with the known names if there is none."""

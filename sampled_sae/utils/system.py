@@ -6,7 +6,7 @@ import platform
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -52,69 +52,45 @@ def git_commit() -> str | None:
     """The commit that the package's code lies on, with a mark if it was changed; none outside of git."""
     here = Path(__file__).parent
     try:
-        commit = _git(here, "rev-parse", "HEAD")
-        return f"{commit}-dirty" if _git(here, "status", "--porcelain", "--untracked-files=no", ".") else commit
+        commit, changes = (
+            subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "."])
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
-    return done.stdout.strip()
+    return f"{commit.strip()}-dirty" if changes.strip() else commit.strip()
 
 
 @contextmanager
-def _on_signals(respond: Callable[[Callable[[], Any]], None], chained: bool) -> Iterator[None]:
-    """Call `respond` with the handler that was set before, on Ctrl-C, SIGTERM and SIGHUP; only in the main thread.
+def listening(chained: bool = True) -> Iterator[threading.Event]:
+    """An event that is set when Ctrl-C, SIGTERM or SIGHUP arrives meanwhile; only in the main thread.
 
-    If `chained`, signals without a handler in Python are left alone; so is SIGHUP under nohup, which ignores it.
+    If `chained`, the handler before runs too, and signals without a handler in Python are left alone. If not, a second
+    signal raises KeyboardInterrupt. SIGHUP is left alone under nohup, which ignores it.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before: dict[Any, Any] = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in list(before.items()):
-        if (
-            handler is None
-            or (chained and not callable(handler))
-            or (handler is signal.SIG_IGN and number.name == "SIGHUP")
-        ):
-            del before[number]
+    asked, before = threading.Event(), dict[int, Any]()
+
+    def respond(number: int, frame: Any) -> None:
+        if not chained and asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        if chained:
+            before[number](number, frame)
+
+    if threading.current_thread() is threading.main_thread():
+        for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):
+            number = getattr(signal, name)
+            handler = signal.getsignal(number)
+            ignored = handler is signal.SIG_IGN and name == "SIGHUP"
+            if callable(handler) or not (handler is None or chained or ignored):
+                before[number] = handler
     try:
         for number in before:
-            signal.signal(number, lambda number, frame: respond(lambda: before[number](number, frame)))
-        yield
+            signal.signal(number, respond)
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C, SIGTERM or SIGHUP lets the step in progress end; a second one stops at once."""
-    asked = threading.Event()
-
-    def respond(before: Callable[[], Any]) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    with _on_signals(respond, chained=False):
-        yield asked.is_set
-
-
-@contextmanager
-def listening() -> Iterator[threading.Event]:
-    """An event that is set when Ctrl-C, SIGTERM or SIGHUP arrives meanwhile; the handler before runs too."""
-    asked = threading.Event()
-
-    def respond(before: Callable[[], Any]) -> None:
-        asked.set()
-        before()
-
-    with _on_signals(respond, chained=True):
-        yield asked
 
 
 def available(device: torch.device) -> int | None:

