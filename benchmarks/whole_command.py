@@ -34,7 +34,7 @@ with clock("import"):
     from sampled_sae.data.contexts import TextConfig, contexts
     from sampled_sae.data.harvest import model_activations
     from sampled_sae.data.text import TextSource
-    from sampled_sae.evals.core.evaluate import evaluate_core
+    from sampled_sae.evals.core.evaluate import evaluate_core_many
     from sampled_sae.evals.core.schema import CoreConfig
     from sampled_sae.models.load import load_model
 
@@ -70,7 +70,7 @@ def main() -> None:
             list(islice(contexts(TextSource(a.heldout).documents(), model.tokenizer, text), a.contexts))
         )
         how = CoreConfig(put_in="normal", contexts_at_once=16)
-        result = evaluate_core(sae, model, a.layer, tokens, how)
+        [result] = evaluate_core_many([sae], model, a.layer, tokens, how)
     CLOCK["all"] = time.perf_counter() - begin + CLOCK["import"]
     print(f"FVU {result.normal.fvu.value:.4f}, all of it {CLOCK['all']:.1f} s", flush=True)
     [fresh] = source.open(a.batch, 65_536, 0).values()

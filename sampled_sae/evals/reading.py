@@ -104,10 +104,7 @@ class Streams:
     def _read(self, first: int, last: int) -> Tensor:
         stream = self.model.activations(self.contexts[first:last], [self.layer])[self.layer]
         if not bool(stream.isfinite().all()):
-            raise UserError(
-                f"layer = {self.layer}: {self.model.name} gives activations that are nan or infinite in "
-                f"{self.model.dtype}; load it in float32"
-            )
+            raise not_finite(self.model, self.layer)
         return stream
 
     def _limit(self, norm_factor: float) -> float:
@@ -119,6 +116,12 @@ class Streams:
             norms.append(self._read(first, last).float().norm(dim=2).cpu()[self.counted[first:last]])
         found = torch.cat(norms)
         return norm_factor * float(found.median()) if len(found) else math.inf
+
+
+def not_finite(model: LanguageModel, layer: int) -> UserError:
+    """The error of a model whose activations overflow."""
+    why = f"gives activations that are nan or infinite in {model.dtype}; load it in float32"
+    return UserError(f"layer = {layer}: {model.name} {why}")
 
 
 def counted_positions(contexts: Tensor, skip_first: int, left_out: Sequence[int]) -> Tensor:
@@ -259,19 +262,16 @@ def own_layer(metadata: Mapping[str, Any], which: str) -> int | None:
     """Layer after which an SAE takes the residual stream, from its metadata; None if they do not have it."""
     if metadata.get("layer") is not None:
         return int(metadata["layer"])
-    if metadata.get("hook_point") is not None:
-        place = metadata["hook_point"]
-        raise UserError(f"{which} was trained on {place}: only SAEs of the residual stream can be measured")
-    # SAEs from elsewhere have no layer, but the name of a hook point.
-    hook = HOOK.fullmatch(str(metadata.get("hook_name")))
-    if hook is None:
-        if metadata.get("hook_point") is not None:
-            where = metadata["hook_point"]
-            raise UserError(f"{which} was trained on {where}: only SAEs of the residual stream can be measured")
-        return None
-    if hook[2] not in ("resid_pre", "resid_post"):
-        raise UserError(f"{which} was trained on {hook[0]}: only SAEs of the residual stream can be measured")
-    return int(hook[1]) - (hook[2] == "resid_pre")
+    where = metadata.get("hook_point")
+    if where is None:
+        # SAEs from elsewhere have no layer, but the name of a hook point.
+        hook = HOOK.fullmatch(str(metadata.get("hook_name")))
+        if hook is None:
+            return None
+        if hook[2] in ("resid_pre", "resid_post"):
+            return int(hook[1]) - (hook[2] == "resid_pre")
+        where = hook[0]
+    raise UserError(f"{which} was trained on {where}: only SAEs of the residual stream can be measured")
 
 
 def check_contexts(contexts: Tensor, tokens: int = 1) -> None:

@@ -11,7 +11,7 @@ from sae_bench.sae_bench_utils.graphing_utils import find_eval_results_files, ge
 from sae_lens import SAE as SAELensSAE
 
 import sampled_sae as ss
-from sampled_sae.evals.core.evaluate import evaluate_core
+from sampled_sae.evals.core.evaluate import evaluate_core_many
 from sampled_sae.evals.core.schema import CoreConfig, to_saebench
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.reporting.tables import write_tables
@@ -49,7 +49,7 @@ def folder(lm, tmp_path_factory):
 @pytest.fixture(scope="module")
 def ours(lm, tokens, folder):
     settings = CoreConfig(legacy_batch=BATCH, norm_factor=float("inf"))
-    return evaluate_core(ss.SAE.load(folder), lm, LAYER, tokens, settings)
+    return evaluate_core_many([ss.SAE.load(folder)], lm, LAYER, tokens, settings)[0]
 
 
 def test_explained_variance_density_and_the_rest(lm, tokens, folder, ours):

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sampled_sae.evals import Progress
 from sampled_sae.evals.bootstrap import totals
 from sampled_sae.evals.core import fidelity
-from sampled_sae.evals.core import fidelity as trained
 from sampled_sae.evals.core import loss as losses
 from sampled_sae.evals.core.fidelity import Firing, MixedBatches, TrainedCut
-from sampled_sae.evals.core.loss import Reading
 from sampled_sae.evals.core.schema import CoreConfig, CoreResult
-from sampled_sae.evals.reading import check_contexts, checked
+from sampled_sae.evals.reading import check_contexts, checked, not_finite
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
 
 class Means(NamedTuple):
-    """The mean activation of some of the tokens, in float64."""
+    """Mean activation of some tokens, in float64."""
 
     overall: Tensor  # [d], over all contexts
     batches: Tensor  # [batches, d], over each batch of `legacy_batch` contexts
@@ -50,10 +49,7 @@ def survey(model: LanguageModel, layer: int, contexts: Tensor, settings: CoreCon
         norms[rows] = stream.norm(dim=2).float().cpu()
         _add_sums(total, stream, measured[rows], rows // settings.legacy_batch)
     if not bool(norms[measured].isfinite().all()):
-        raise UserError(
-            f"layer = {layer}: {model.name} gives activations that are nan or infinite in {model.dtype}; "
-            "load it in float32"
-        )
+        raise not_finite(model, layer)
     median = float(norms[measured].median())
     limit = settings.norm_limit
     if limit is None:  # infinity times a median of 0 would be nan
@@ -99,13 +95,6 @@ def _means(total: Tensor, chosen: Tensor, batch: int) -> Means:
     return Means(total.sum(0) / counts.sum().clamp_min(1), total / counts.clamp_min(1)[:, None])
 
 
-def evaluate_core(
-    sae: SAE, model: LanguageModel, layer: int, contexts: Tensor, settings: CoreConfig | None = None
-) -> CoreResult:
-    """Measure an SAE of the residual stream after `layer` on held-out contexts [n, L] long."""
-    return evaluate_core_many([sae], model, layer, contexts, settings)[0]
-
-
 @torch.no_grad()
 def evaluate_core_many(
     saes: Sequence[SAE],
@@ -113,10 +102,11 @@ def evaluate_core_many(
     layer: int,
     contexts: Tensor,
     settings: CoreConfig | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[CoreResult]:
-    """The same for several SAEs of one layer, in their order: the model's own passes and ablations are shared.
+    """Measure SAEs of the residual stream after `layer` on held-out contexts [n, L] long; results in their order.
 
+    The model's own passes and ablations are shared.
     `progress` is called with the finished and the total number of contexts.
     """
     settings = settings or CoreConfig()
@@ -145,10 +135,9 @@ class _Run:
         self.measured, self.normal, self.loss = _Sums(n), _Sums(n), _Sums(n)
         self.cut = None if config is None else TrainedCut(sae, config, n, settings.batch, settings.seed)
 
-    def add(self, rows: Tensor, reading: Reading, found: Survey) -> Tensor:
-        """Measure the contexts of these rows [c]; returns their reconstruction [c, L, d]."""
-        stream, length = reading.stream, reading.stream.shape[1]
-        device = self.sae.device
+    def add(self, rows: Tensor, stream: Tensor, found: Survey) -> Tensor:
+        """Measure the contexts of these rows [c] from their residual stream; returns its reconstruction [c, L, d]."""
+        device, length = self.sae.device, stream.shape[1]
         kinds = ((found.normal[rows], self.firing), (found.measured[rows], self.firing_measured))
         x_hat, l0 = fidelity.reconstruct(
             self.sae,
@@ -182,7 +171,7 @@ class _Run:
             found.median_norm,
             fidelity.summarize(drawn(self.measured.by_name), n, s.level),
             fidelity.summarize(drawn(self.normal.by_name), n, s.level),
-            trained.summarize_trained(drawn(self.cut.sums), n, s.level) if self.cut else None,
+            fidelity.summarize_trained(drawn(self.cut.sums), n, s.level) if self.cut else None,
             self.firing.density(s.resamples, s.level, s.seed),
             self.firing_measured.density(s.resamples, s.level, s.seed),
             losses.summarize(drawn(shared.by_name | self.loss.by_name), n, s.level) if s.loss else None,
@@ -207,19 +196,25 @@ class _Sums:
 
 
 def _measure(
-    runs: list[_Run],
-    model: LanguageModel,
-    layer: int,
-    contexts: Tensor,
-    settings: CoreConfig,
-    progress: Callable[[int, int], None],
+    runs: list[_Run], model: LanguageModel, layer: int, contexts: Tensor, settings: CoreConfig, progress: Progress
 ) -> list[CoreResult]:
     found = survey(model, layer, contexts, settings)
-    reconstructed, ablated = _places(found, settings)
-    ablations = {"zero": torch.zeros_like(found.means.overall), "mean": _mean_put_in(found, settings)}
+    everywhere = torch.ones_like(found.measured)
+    # Where the reconstruction and where the ablations replace the residual stream, [n, L] bool each.
+    reconstructed, ablated = {
+        "saebench": (found.measured, everywhere),
+        "measured": (found.measured, found.measured),
+        "normal": (found.normal, found.normal),
+        "everywhere": (everywhere, everywhere),
+    }[settings.put_in or "saebench"]
+    mean = (found.normal_means if settings.put_in == "normal" else found.means).overall
+    ablations = {"zero": torch.zeros_like(mean), "mean": mean}
     shared = _Sums(len(contexts))
-    mixed = MixedBatches(settings.batch, settings.seed)
     cuts = [run.cut for run in runs if run.cut]
+    mixed = MixedBatches(settings.batch, settings.seed)
+    trained_on, around = found.normal, found.normal_means.overall
+    if settings.trained_on_high_norm:
+        trained_on, around = found.measured, found.means.overall
     for rows in chunks(torch.arange(len(contexts)), settings.at_once):
         reading = losses.read(model, layer, contexts[rows], found.measured[rows], settings.loss)
         if settings.loss:
@@ -227,48 +222,18 @@ def _measure(
             for name, new in ablations.items():
                 shared.put(rows, losses.replaced_sums(model, layer, reading, name, new, ablated[rows]))
         for run in runs:
-            x_hat = run.add(rows, reading, found)
+            x_hat = run.add(rows, reading.stream, found)
             if settings.loss:
                 sums = losses.replaced_sums(model, layer, reading, "sae", x_hat, reconstructed[rows])
                 run.loss.put(rows, sums)
         if cuts:
-            _cut(cuts, mixed, rows, reading, found, settings)
+            chosen = trained_on[rows]
+            x, context = reading.stream[chosen.to(reading.stream.device)], rows[:, None].expand_as(chosen)[chosen]
+            for batch in mixed.add(x, context.to(x.device)):
+                for cut in cuts:
+                    cut.add(*batch, around)
         progress(int(rows[-1]) + 1, len(contexts))
-    for x, context in mixed.finish():
-        _cut_batch(cuts, x, context, found, settings)
+    for batch in mixed.finish():
+        for cut in cuts:
+            cut.add(*batch, around)
     return [run.result(layer, found, shared) for run in runs]
-
-
-def _places(found: Survey, settings: CoreConfig) -> tuple[Tensor, Tensor]:
-    """Where the reconstruction and where the ablations replace the residual stream, [n, L] bool each."""
-    everywhere = torch.ones_like(found.measured)
-    match settings.put_in or "saebench":
-        case "saebench":
-            return found.measured, everywhere
-        case "measured":
-            return found.measured, found.measured
-        case "normal":
-            return found.normal, found.normal
-        case "everywhere":
-            return everywhere, everywhere
-
-
-def _mean_put_in(found: Survey, settings: CoreConfig) -> Tensor:
-    """[d]: the mean of the tokens that are measured, or of those of them that are replaced."""
-    return (found.normal_means if settings.put_in == "normal" else found.means).overall
-
-
-def _cut(
-    cuts: list[TrainedCut], mixed: MixedBatches, rows: Tensor, reading: Reading, found: Survey, settings: CoreConfig
-) -> None:
-    chosen = (found.measured if settings.trained_on_high_norm else found.normal)[rows]
-    context = rows[:, None].expand_as(chosen)[chosen]
-    x = reading.stream[chosen.to(reading.stream.device)]
-    for batch, numbers in mixed.add(x, context.to(x.device)):
-        _cut_batch(cuts, batch, numbers, found, settings)
-
-
-def _cut_batch(cuts: list[TrainedCut], x: Tensor, context: Tensor, found: Survey, settings: CoreConfig) -> None:
-    means = found.means if settings.trained_on_high_norm else found.normal_means
-    for cut in cuts:
-        cut.add(x, context, means.overall)

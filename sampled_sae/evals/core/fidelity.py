@@ -101,12 +101,11 @@ def reconstruct(
         rows = slice(start, start + at_once)
         dense = sae.encode(x[rows])
         codes = SparseCodes.from_dense(dense)
-        token, latent = codes.token, codes.latent
-        x_hat.append(sae.decode(dense if len(token) > DENSE * dense.numel() else codes))
-        l0.append(torch.bincount(token, minlength=len(dense)))
+        x_hat.append(sae.decode(dense if len(codes.token) > DENSE * dense.numel() else codes))
+        l0.append(torch.bincount(codes.token, minlength=len(dense)))
         for tokens, firing in counted:
-            chosen = tokens[rows][token]
-            firing.add(context[rows][token][chosen], latent[chosen])
+            chosen = tokens[rows][codes.token]
+            firing.add(context[rows][codes.token][chosen], codes.latent[chosen])
     return torch.cat(x_hat), torch.cat(l0)
 
 
@@ -139,15 +138,9 @@ def fidelity_sums(
 
 def summarize(totals: Mapping[str, Tensor], contexts: int, level: float) -> Fidelity:
     """Totals [1 + resamples] of the values of `fidelity_sums`, by name -> the result."""
-    values = {
-        "fvu": unexplained(totals),
-        "explained_variance_legacy": ratio(totals["legacy"], totals["legacy_tokens"]),
-        "l0": ratio(totals["l0"], totals["tokens"]),
-        "cosine": ratio(totals["cosine"], totals["nonzero"]),
-        "relative_norm": ratio(totals["relative_norm"], totals["nonzero"]),
-    }
-    tokens = int(totals["tokens"][0])
-    return Fidelity(tokens, **{name: estimate(value, contexts, level) for name, value in values.items()})
+    pairs = (("legacy", "legacy_tokens"), ("l0", "tokens"), ("cosine", "nonzero"), ("relative_norm", "nonzero"))
+    values = [unexplained(totals), *(ratio(totals[top], totals[bottom]) for top, bottom in pairs)]
+    return Fidelity(int(totals["tokens"][0]), *(estimate(value, contexts, level) for value in values))
 
 
 def unexplained(totals: Mapping[str, Tensor]) -> Tensor:
@@ -218,8 +211,7 @@ class TrainedCut:
         whole = len(x) - len(x) % min(self.group, len(x))
         sae, part, context = self.sae, x[:whole].to(self.sae.device), context[:whole].to(self.sae.device)
         codes = training_time_codes(sae, part.to(sae.dtype), self.config, self.generator)
-        x_hat = sae.decode(codes)
-        exact = part.double()
+        exact, x_hat = part.double(), sae.decode(codes)
         values = {
             "tokens": torch.ones(whole, dtype=torch.float64, device=sae.device),
             "error": (exact - x_hat.double()).square().sum(1),

@@ -42,9 +42,9 @@ class Reading(NamedTuple):
 
 def read(model: LanguageModel, layer: int, tokens: Tensor, measured: Tensor, loss: bool) -> Reading:
     """Tokens [c, L] -> the residual stream after `layer` and, for the loss, the logits; one pass gives both."""
-    here = measured.to(model.device)
+    measured = measured.to(model.device)
     if not loss:
-        return Reading(tokens, here, model.activations(tokens, [layer])[layer], None)
+        return Reading(tokens, measured, model.activations(tokens, [layer])[layer], None)
     seen: list[Tensor] = []
 
     def look(stream: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def read(model: LanguageModel, layer: int, tokens: Tensor, measured: Tensor, los
         return stream
 
     logits = model.logits_with(tokens, layer, look)
-    return Reading(tokens, here, seen[0], logits)
+    return Reading(tokens, measured, seen[0], logits)
 
 
 def model_sums(reading: Reading) -> dict[str, Tensor]:
@@ -102,17 +102,13 @@ def token_losses(logits: Tensor, tokens: Tensor, original: Tensor | None) -> tup
 
 def summarize(totals: Mapping[str, Tensor], contexts: int, level: float) -> Loss:
     """Totals [1 + resamples] by name, of `model_sums` and of `replaced_sums` for sae, zero and mean -> the result."""
-    ce = {name: ratio(totals[f"ce_{name}"], totals["predictions"]) for name in ("model", "sae", "zero", "mean")}
-    kl = {name: ratio(totals[f"kl_{name}"], totals["positions"]) for name in ("sae", "zero", "mean")}
-    values = {
-        **{f"ce_{name}": value for name, value in ce.items()},
-        **{f"kl_{name}": value for name, value in kl.items()},
-        "ce_recovered": ratio(ce["zero"] - ce["sae"], ce["zero"] - ce["model"], NOISE),
-        "ce_recovered_mean": ratio(ce["mean"] - ce["sae"], ce["mean"] - ce["model"], NOISE),
-        "kl_recovered": ratio(kl["zero"] - kl["sae"], kl["zero"], NOISE),
-        "kl_recovered_mean": ratio(kl["mean"] - kl["sae"], kl["mean"], NOISE),
-    }
-    return Loss(**{name: estimate(value, contexts, level) for name, value in values.items()})
+    v = {f"ce_{name}": ratio(totals[f"ce_{name}"], totals["predictions"]) for name in ("model", "sae", "zero", "mean")}
+    v |= {f"kl_{name}": ratio(totals[f"kl_{name}"], totals["positions"]) for name in ("sae", "zero", "mean")}
+    for name, end in (("zero", ""), ("mean", "_mean")):
+        ce, kl = v[f"ce_{name}"], v[f"kl_{name}"]
+        v[f"ce_recovered{end}"] = ratio(ce - v["ce_sae"], ce - v["ce_model"], NOISE)
+        v[f"kl_recovered{end}"] = ratio(kl - v["kl_sae"], kl, NOISE)
+    return Loss(**{name: estimate(value, contexts, level) for name, value in v.items()})
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from sampled_sae.data.contexts import HALVES, Tokenizer
 from sampled_sae.evals.probing.data import Labelled
 from sampled_sae.evals.probing.schema import ProbingConfig
+from sampled_sae.evals.reading import not_finite
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
@@ -241,10 +242,7 @@ def read(
         progress(len(part))
     found = torch.cat(residual)
     if not bool(found.isfinite().all()):
-        raise UserError(
-            f"layer = {layer}: {model.name} gives activations that are nan or infinite in {model.dtype}; "
-            "load it in float32"
-        )
+        raise not_finite(model, layer)
     return Features(found, codes)
 
 

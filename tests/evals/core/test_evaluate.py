@@ -5,9 +5,8 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae.evals import bootstrap
-from sampled_sae.evals.core.evaluate import evaluate_core
 from sampled_sae.evals.core.schema import CoreConfig
-from tests.evals.core.tools import LAYER, as_json, constant_sae, identity_sae, random_sae, tiny
+from tests.evals.core.tools import LAYER, as_json, constant_sae, evaluate_core, identity_sae, random_sae, tiny
 from tests.models.tiny_models import WIDTH, WORDS
 
 # ---- against dense formulas --------------------------------------------------------------------------

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 import sampled_sae as ss
 from sampled_sae.evals.core import fidelity as core_fidelity
 from sampled_sae.evals.core import loss as core_loss
-from sampled_sae.evals.core.evaluate import evaluate_core, evaluate_core_many
+from sampled_sae.evals.core.evaluate import evaluate_core_many
 from sampled_sae.evals.core.schema import CoreConfig
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
-from tests.evals.core.tools import LAYER, as_json, assert_near, random_sae, shared, some_contexts, tiny
+from tests.evals.core.tools import LAYER, as_json, assert_near, evaluate_core, random_sae, shared, some_contexts, tiny
 from tests.models.tiny_models import WORDS, make_model
 
 # ---- what must not matter ----------------------------------------------------------------------------

@@ -4,13 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sampled_sae as ss
-from sampled_sae.evals.core.evaluate import evaluate_core
 from sampled_sae.evals.core.fidelity import MixedBatches
 from sampled_sae.evals.core.schema import CoreConfig
 from sampled_sae.method.config import Everything, PoolConfig, SAEConfig, Scope
 from sampled_sae.training.heldout import as_trained
 from sampled_sae.utils.errors import UserError
-from tests.evals.core.tools import LAYER, random_sae
+from tests.evals.core.tools import LAYER, evaluate_core, random_sae
 
 
 def test_trained_cut_of_one_batch_is_as_trained(lm, contexts):

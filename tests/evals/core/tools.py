@@ -2,10 +2,13 @@
 
 import json
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
+from sampled_sae.evals.core.evaluate import evaluate_core_many
+from sampled_sae.evals.core.schema import CoreResult
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.models.language_model import LanguageModel
@@ -23,6 +26,11 @@ def shared() -> LanguageModel:
 
 def tiny(family: str = "llama") -> LanguageModel:
     return LanguageModel(make_model(family).double(), None, "tiny")
+
+
+def evaluate_core(sae: SAE, *given: Any) -> CoreResult:
+    """Of one SAE."""
+    return evaluate_core_many([sae], *given)[0]
 
 
 def random_sae(m: int = 40, seed: int = 0, config: SAEConfig | None = None) -> SAE:
