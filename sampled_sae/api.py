@@ -354,8 +354,9 @@ def _on_disk(saes: SAEs) -> Iterator[list[Path]]:
             elif item.folder is not None and is_saved(item, item.folder):
                 folders.append(item.folder)
             else:
-                name = item.cfg.training.name if item.cfg.training is not None else None
+                name, own = item.cfg.training.name if item.cfg.training is not None else None, item.folder
                 folders.append(item.save(Path(place) / f"{number:03d}" / (name or f"sae-{number}")))
+                item.folder = own  # the temporary one disappears
         yield folders
 
 

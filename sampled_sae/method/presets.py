@@ -104,7 +104,7 @@ def annealed(
     return _made(d_sae, k, pool, lr, settings)
 
 
-DEFAULT_METHODS = ("topk_then_batchtopk",)
+DEFAULT_METHODS = ("batchtopk",)
 """Method specs that are trained unless others are named."""
 
 PAPER_OPTIMIZER = OptimizerConfig(
