@@ -187,7 +187,7 @@ def test_help_shows_groups_and_real_defaults(capsys):
     for text in (
         "--latents INT, --d-sae INT",
         "(default: 16384)",
-        "(default: topk_then_batchtopk)",
+        "(default: batchtopk)",
         "--optimizer.beta2 FLOAT",
     ):
         assert text in shown
