@@ -118,6 +118,7 @@ class Chat:
         )
         self._gate = _Gate()
         self._random = random.Random(0)
+        self.answers: list[Answer] = []  # all answers so far, for the count of calls
 
     def ask(self, questions: Sequence[Question], done: Done | None = None) -> list[Answer]:
         """An answer to each question, in order; `done` is called after each one."""
@@ -131,7 +132,9 @@ class Chat:
         left = [number for number in range(len(questions)) if number not in found]
         if left:
             self._ask_all(questions, left, found, done)
-        return [found[number] for number in range(len(questions))]
+        answers = [found[number] for number in range(len(questions))]
+        self.answers += answers
+        return answers
 
     def _ask_all(
         self, questions: Sequence[Question], asked: list[int], found: dict[int, Answer], done: Done | None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sampled_sae.evals.autointerp.chat import Answer, Chat
+from sampled_sae.evals.autointerp.chat import Chat
 from sampled_sae.evals.autointerp.explain import ChatExplainer, ContrastExplainer, Explained, Explainer, TokenText
 from sampled_sae.evals.autointerp.judge import ChatJudge, EmbeddingJudge, Judge, Verdict, make_sheet
 from sampled_sae.evals.autointerp.schema import (
@@ -48,26 +48,30 @@ class Workers:
 
     def __init__(self, model: LanguageModel, contexts: Tensor, settings: AutointerpConfig):
         self.text = TokenText(model.tokenizer)
-        chat = Chat(settings.chat) if settings.uses_chat else None
-        self.explainer: Explainer
+        self.chat = Chat(settings.chat) if settings.uses_chat else None
         self.judge: Judge
-        if settings.judge == "chat" and chat is not None:
-            self.judge = ChatJudge(chat)
+        self.explainer: Explainer
+        if settings.judge == "chat" and self.chat is not None:
+            self.judge = ChatJudge(self.chat)
         else:
             self.judge = EmbeddingJudge(open_embedder(settings.embedder, model.device))
-        if settings.explainer == "chat" and chat is not None:
-            self.explainer = ChatExplainer(chat, self.text)
+        if settings.explainer == "chat" and self.chat is not None:
+            self.explainer = ChatExplainer(self.chat, self.text)
         else:
             self.explainer = ContrastExplainer(contexts, self.text, settings.buffer)
 
-    def take_answers(self) -> list[Answer]:
-        """The chat model's answers since the last time."""
-        answers: list[Answer] = []
-        for worker in (self.explainer, self.judge):
-            if isinstance(worker, ChatExplainer | ChatJudge):
-                answers += worker.answers
-                worker.answers = []
-        return answers
+    def count_calls(self) -> Calls | None:
+        """Calls of the chat model since the last time."""
+        if self.chat is None:
+            return None
+        answers, self.chat.answers = self.chat.answers, []
+        return Calls(
+            len(answers),
+            sum(answer.cached for answer in answers),
+            sum(answer.text is None for answer in answers),
+            sum(answer.prompt_tokens for answer in answers),
+            sum(answer.answer_tokens for answer in answers),
+        )
 
 
 class Book:
@@ -140,7 +144,18 @@ class Book:
     def result(
         self, layer: int, tokens: int, high_norm: int, alive: int | None, workers: Workers, ready: bool
     ) -> AutointerpResult:
-        latents = [self._latent(latent) for latent in self.firings.latents]
+        latents = [
+            LatentResult(
+                latent,
+                self.firings.count(latent),
+                self.explanations.get(latent),
+                self.scores.get(latent, NO_SCORES),
+                self.control.get(latent, NO_SCORES),
+                self.cases[latent].random_that_fire if latent in self.cases else 0,
+                tuple(reasons),
+            )
+            for latent, reasons in self.reasons.items()
+        ]
 
         def summary(rows: list[LatentScores]) -> dict[str, Score]:
             return {kind: summarise([row[i] for row in rows], self.settings) for i, kind in enumerate(KINDS)}
@@ -159,32 +174,10 @@ class Book:
             summary([latent.control for latent in latents]) if self.control else {},
             len(latents),
             dict(Counter(reason for latent in latents for reason in latent.reasons)),
-            count_calls(workers.take_answers()) if self.settings.uses_chat else None,
+            workers.count_calls(),
             latents,
             self.settings,
         )
-
-    def _latent(self, latent: int) -> LatentResult:
-        case = self.cases.get(latent)
-        return LatentResult(
-            latent,
-            self.firings.count(latent),
-            self.explanations.get(latent),
-            self.scores.get(latent, NO_SCORES),
-            self.control.get(latent, NO_SCORES),
-            0 if case is None else case.random_that_fire,
-            tuple(self.reasons[latent]),
-        )
-
-
-def count_calls(answers: Sequence[Answer]) -> Calls:
-    return Calls(
-        len(answers),
-        sum(answer.cached for answer in answers),
-        sum(answer.text is None for answer in answers),
-        sum(answer.prompt_tokens for answer in answers),
-        sum(answer.answer_tokens for answer in answers),
-    )
 
 
 def evaluate_autointerp(
@@ -220,7 +213,12 @@ def evaluate_autointerp_many(
     """
     settings = settings or AutointerpConfig()
     layer = model.check_layer(layer)
-    _check(saes, model, layer, contexts, settings, explanations)
+    if explanations is not None and len(explanations) != len(saes):
+        raise UserError(f"explanations are for {len(explanations)} SAEs: must be for {len(saes)}")
+    for _, sae in checked(saes, model, layer):
+        check_latents(settings.latents, sae.d_sae)
+    check_contexts(contexts)
+    check_buffer(settings.buffer, contexts)
     contexts = contexts.long().cpu()
     counted = counted_positions(contexts, settings.skip_first, settings.left_out)
     # Before anything is computed: a missing key or model must not cost an hour.
@@ -270,19 +268,3 @@ def _choose(
         chosen.append(sorted(drawn.tolist()))
         alive.append(len(living))
     return chosen, alive
-
-
-def _check(
-    saes: Sequence[SAE],
-    model: LanguageModel,
-    layer: int,
-    contexts: Tensor,
-    settings: AutointerpConfig,
-    explanations: Sequence[Ready | None] | None,
-) -> None:
-    if explanations is not None and len(explanations) != len(saes):
-        raise UserError(f"explanations are for {len(explanations)} SAEs: must be for {len(saes)}")
-    for _, sae in checked(saes, model, layer):
-        check_latents(settings.latents, sae.d_sae)
-    check_contexts(contexts)
-    check_buffer(settings.buffer, contexts)

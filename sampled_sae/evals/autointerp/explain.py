@@ -1,16 +1,16 @@
-"""Tokens and windows as text."""
+"""Explainers: a chat model, or statistics of tokens and contexts; tokens and windows as text."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from sampled_sae.evals.autointerp.chat import Answer, Chat, Question
+from sampled_sae.evals.autointerp.chat import Answer, Chat, Done, Question
 from sampled_sae.evals.autointerp.schema import EXPLANATION_TOKENS
 from sampled_sae.evals.autointerp.trials import Case
 from sampled_sae.utils.errors import UserError
@@ -42,13 +42,10 @@ class TokenText:
 
     def show(self, tokens: Sequence[int], marks: Sequence[bool] | None = None) -> str:
         """A window as one line, with the marked tokens between << and >>."""
-        if marks is None:
-            return "".join(self[token] for token in tokens)
-        pairs = zip(tokens, marks, strict=True)
+        pairs = zip(tokens, marks or [False] * len(tokens), strict=True)
         return "".join(f"{OPEN}{self[token]}{CLOSE}" if marked else self[token] for token, marked in pairs)
 
 
-Done = Callable[[int], None]  # Called with the number of finished items
 INSTRUCTIONS = (
     "You are looking at one latent of a sparse autoencoder that was trained on the activations of a language model. "
     "Below are excerpts of text on which it fires, the strongest first. The tokens on which it fires stand between << "
@@ -87,14 +84,10 @@ class ChatExplainer:
     def __init__(self, chat: Chat, text: TokenText):
         self.name = f"chat {chat.config.model}"
         self.chat, self.text = chat, text
-        self.answers: list[Answer] = []
-        """All answers so far, for the books."""
 
     def explain(self, cases: Sequence[Case], done: Done | None = None) -> list[Explained]:
         """One call per latent."""
-        answers = self.chat.ask([self.question(case) for case in cases], done)
-        self.answers += answers
-        return [read_explanation(answer) for answer in answers]
+        return [read_explanation(answer) for answer in self.chat.ask([self.question(case) for case in cases], done)]
 
     def question(self, case: Case) -> Question:
         """What is asked about one latent."""
@@ -158,15 +151,14 @@ class ContrastExplainer:
         """
         weight = strength.double().square()
         weight /= weight.sum()
-        forms = [self.form(token) for token in self.flat[places].tolist()]
-        shares = weigh(forms, weight)
-        named = self._apart(shares, NAMED)
-        share = sum(shares[form] for form in named)
+        named, share = self._apart(self.flat[places], weight, NAMED)
         quoted = ", ".join(quote(form) for form in named)
         parts = [f"{quoted} ({share:.0%})" if share >= MANY else f"many tokens such as {quoted}"]
         if not named:
             parts = ["parts of characters"]
-        if before := self._before(places, weight):
+        inner = places % self.length > 0
+        before, share = self._apart(self.flat[places[inner] - 1], weight[inner], BEFORE)
+        if share >= OFTEN:
             parts[0] += f", after {' or '.join(quote(form) for form in before)}"
         if words := self._around(places, weight, set(named)):
             parts.append(f"in text with {', '.join(words)}")
@@ -179,8 +171,12 @@ class ContrastExplainer:
             self._forms[token] = text.strip().lower() or text
         return self._forms[token]
 
-    def _apart(self, shares: Mapping[str, float], most: int) -> list[str]:
-        """The forms that add most to the divergence from the text, until they cover what there is to cover."""
+    def _apart(self, tokens: Tensor, weight: Tensor, most: int) -> tuple[list[str], float]:
+        """The forms of tokens [f] that add most to the divergence from the text, until they cover what there is to
+        cover, and their share of the weight [f]."""
+        shares: dict[str, float] = defaultdict(float)
+        for token, share in zip(tokens.tolist(), weight.tolist(), strict=True):
+            shares[self.form(token)] += share
         gain = {
             form: share * math.log(share / ((self.background[form] + 0.5) / (self.total + 1)))
             for form, share in shares.items()
@@ -191,49 +187,28 @@ class ContrastExplainer:
             if named and (sum(shares[other] for other in named) >= COVERED or gain[form] <= 0):
                 break
             named.append(form)
-        return named
-
-    def _before(self, places: Tensor, weight: Tensor) -> list[str]:
-        """Tokens just before the firing ones, if a few of them make up much of all."""
-        inner = places % self.length > 0
-        forms = [self.form(token) for token in self.flat[places[inner] - 1].tolist()]
-        shares = weigh(forms, weight[inner])
-        named = self._apart(shares, BEFORE)
-        return named if sum(shares[form] for form in named) >= OFTEN else []
+        return named, sum(shares[form] for form in named)
 
     def _around(self, places: Tensor, weight: Tensor, firing: set[str]) -> list[str]:
         """Words in more of the surroundings than chance would have them, and of more than one context."""
         strongest = weight.argsort(descending=True, stable=True)[:WINDOWS]
         places, weight = places[strongest], weight[strongest] / weight[strongest].sum()
-        found: dict[str, float] = {}
-        contexts: dict[str, set[int]] = {}
-        rows = zip((places // self.length).tolist(), self._surroundings(places), weight.tolist(), strict=True)
-        for context, words, share in rows:
-            for word in words - firing:
-                found[word] = found.get(word, 0.0) + share
-                contexts.setdefault(word, set()).add(context)
+        found: dict[str, float] = defaultdict(float)
+        contexts: dict[str, set[int]] = defaultdict(set)
+        for place, share in zip(places.tolist(), weight.tolist(), strict=True):
+            start = place - place % self.length
+            first, last = max(start, place - self.buffer), min(start + self.length, place + self.buffer + 1)
+            forms = {self.form(token) for token in self.flat[first:last].tolist()}
+            for word in forms - firing:
+                if len(word) > 2 and word.isalpha():
+                    found[word] += share
+                    contexts[word].add(start)
         scores = {}
         for word, share in found.items():
             chance = 1 - (1 - (self.background[word] + 0.5) / (self.total + 1)) ** (2 * self.buffer)
             if len(contexts[word]) > 1 and share > 2 * chance:
                 scores[word] = share * math.log(share / chance)
         return sorted(scores, key=lambda word: (-scores[word], word))[:WORDS]
-
-    def _surroundings(self, places: Tensor) -> Iterable[set[str]]:
-        """The words around each place [f], inside its context."""
-        for place in places.tolist():
-            start = place - place % self.length
-            first, last = max(start, place - self.buffer), min(start + self.length, place + self.buffer + 1)
-            forms = {self.form(token) for token in self.flat[first:last].tolist()}
-            yield {form for form in forms if len(form) > 2 and form.isalpha()}
-
-
-def weigh(forms: Sequence[str], weight: Tensor) -> dict[str, float]:
-    """The share of the weight [f] that falls to each form."""
-    shares: dict[str, float] = {}
-    for form, share in zip(forms, weight.tolist(), strict=True):
-        shares[form] = shares.get(form, 0.0) + share
-    return shares
 
 
 def quote(form: str) -> str:

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
-from sampled_sae.evals.autointerp.chat import Answer, Chat, Question
-from sampled_sae.evals.autointerp.explain import CLOSE, OPEN, THOUGHTS, Done, TokenText
+from sampled_sae.evals.autointerp.chat import Answer, Chat, Done, Question
+from sampled_sae.evals.autointerp.explain import CLOSE, OPEN, THOUGHTS, TokenText
 from sampled_sae.evals.autointerp.schema import verdict_tokens
 from sampled_sae.evals.autointerp.trials import Trial
 from sampled_sae.models.embedder import Embedder
@@ -72,13 +71,10 @@ class ChatJudge:
     def __init__(self, chat: Chat):
         self.name = f"chat {chat.config.model}"
         self.chat = chat
-        self.answers: list[Answer] = []
-        """All answers so far, for the books."""
 
     def judge(self, sheets: Sequence[Sheet], done: Done | None = None) -> list[Verdict]:
         """One call per sheet."""
         answers = self.chat.ask([self.question(sheet) for sheet in sheets], done)
-        self.answers += answers
         return [read_verdict(answer, len(sheet.texts)) for answer, sheet in zip(answers, sheets, strict=True)]
 
     def question(self, sheet: Sheet) -> Question:
@@ -131,41 +127,27 @@ class EmbeddingJudge:
         return found
 
     def _judge(self, sheets: Sequence[Sheet]) -> list[Verdict]:
-        seen = [[what_is_judged(text, sheet.marked) for text in sheet.texts] for sheet in sheets]
-        texts = [text for sheet_texts in seen for text in sheet_texts]
-        cosines = self._cosines([sheet.explanation for sheet in sheets], seen, texts)
-        verdicts = []
-        for sheet, windows, cosine in zip(sheets, seen, cosines, strict=True):
-            near = cosine + self.quoted * torch.tensor([quoted_share(sheet.explanation, text) for text in windows])
-            order = near.argsort(descending=True, stable=True)[: sheet.expected].tolist()
-            verdicts.append(Verdict([number in order for number in range(len(windows))]))
-        return verdicts
-
-    def _cosines(self, explanations: list[str], seen: list[list[str]], texts: list[str]) -> list[Tensor]:
-        """For each sheet [windows], on the host."""
-        meant, found = self.embedder.embed(explanations), self.embedder.embed(texts)
-        sizes = [len(windows) for windows in seen]
+        # Where marks are judged, the marked tokens alone.
+        seen = [[" ".join(MARKED.findall(text)) if one.marked else text for text in one.texts] for one in sheets]
+        meant = self.embedder.embed([sheet.explanation for sheet in sheets])
+        found = self.embedder.embed([text for texts in seen for text in texts])
+        sizes = [len(texts) for texts in seen]
         which = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(meant.device)
-        return list((meant[which] * found).sum(1).cpu().split(sizes))
-
-
-def what_is_judged(text: str, marked: bool) -> str:
-    """The window, or the marked tokens alone where the marks are judged."""
-    return " ".join(MARKED.findall(text)) if marked else text
+        cosines = (meant[which] * found).sum(1).cpu().split(sizes)
+        verdicts = []
+        for sheet, texts, cosine in zip(sheets, seen, cosines, strict=True):
+            near = cosine + self.quoted * torch.tensor([quoted_share(sheet.explanation, text) for text in texts])
+            order = near.argsort(descending=True, stable=True)[: sheet.expected].tolist()
+            verdicts.append(Verdict([number in order for number in range(len(texts))]))
+        return verdicts
 
 
 def quoted_share(explanation: str, text: str) -> float:
     """Of the tokens that the explanation quotes, in the order of their weight, how much is in the text: 0 to 1."""
     quoted = ["".join(found).strip().lower() for found in QUOTED.findall(explanation)]
-    here = text.lower()
     for rank, token in enumerate(filter(None, quoted)):
-        if contains(here, token):
+        # Words as whole words or their beginnings.
+        before = r"(?<![^\W_])" if token[0].isalnum() else ""
+        if re.search(before + re.escape(token), text.lower()):
             return 1.0 / (1 + rank)
     return 0.0
-
-
-def contains(text: str, token: str) -> bool:
-    """Whether a token is in a text, words as whole words or their beginnings."""
-    if token[0].isalnum():
-        return re.search(rf"(?<![^\W_]){re.escape(token)}", text) is not None
-    return token in text

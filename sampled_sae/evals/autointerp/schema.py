@@ -102,16 +102,6 @@ class AutointerpConfig(Config):
     """Seed of the draws of latents and windows, and of the bootstrap."""
 
     @property
-    def top(self) -> int:
-        """Windows of the largest activations in all."""
-        return self.shown_top + self.scored_top
-
-    @property
-    def weighted(self) -> int:
-        """Windows drawn by the square of the activation in all, without those of the other scores."""
-        return self.shown_weighted + self.scored_weighted
-
-    @property
     def controlled(self) -> bool:
         """Whether explanations of other latents are judged too."""
         return self.judge == "offline" if self.control is None else self.control
@@ -133,27 +123,19 @@ class CallEstimate(NamedTuple):
 def estimate_calls(settings: AutointerpConfig, saes: int, ready: int = 0) -> CallEstimate:
     """Calls and tokens for so many SAEs, before anything is read; `ready`: latents that have an explanation already."""
     latents = saes * (len(settings.latents) or settings.max_latents)
-    window = 2 * settings.buffer + 1
-    calls = prompt = answer = 0
+    window, asked = 2 * settings.buffer + 1, []
+    # Questions, windows of each, tokens per token of a window, tokens of the answer. A mark is some four tokens, a
+    # number two; about one token in five is marked.
     if settings.explainer == "chat":
-        # A mark is some four tokens, a number two; about one token in five is marked.
         shown = settings.shown_top + settings.shown_weighted
-        asked = max(0, latents - ready)
-        calls += asked
-        prompt += asked * math.ceil(INSTRUCTIONS + shown * (1.8 * window + 2))
-        answer += asked * EXPLANATION_TOKENS
+        asked.append((max(0, latents - ready), shown, 1.8, EXPLANATION_TOKENS))
     if settings.judge == "chat":
+        sheets = latents * (2 if settings.controlled else 1)
         detection = settings.scored_top + settings.scored_weighted + settings.scored_random
-        for windows, size in (
-            (detection, 1.0),
-            (2 * settings.balanced_each, 1.0),
-            (2 * settings.fuzzing_each, 1.8),
-        ):
-            asked = latents * (2 if settings.controlled else 1) * (windows > 0)
-            calls += asked
-            prompt += asked * math.ceil(INSTRUCTIONS + windows * (size * window + 2))
-            answer += asked * verdict_tokens(windows)
-    return CallEstimate(calls, prompt, answer)
+        kinds = ((detection, 1.0), (2 * settings.balanced_each, 1.0), (2 * settings.fuzzing_each, 1.8))
+        asked += [(sheets, windows, size, verdict_tokens(windows)) for windows, size in kinds if windows]
+    prompts = [n * math.ceil(INSTRUCTIONS + windows * (size * window + 2)) for n, windows, size, _ in asked]
+    return CallEstimate(sum(n for n, *_ in asked), sum(prompts), sum(n * answer for n, _, _, answer in asked))
 
 
 INSTRUCTIONS = 180  # Tokens of a question without its windows
@@ -261,9 +243,7 @@ def to_saebench(result: AutointerpResult, settings: AutointerpConfig) -> dict[st
         str(latent.latent): {
             "latent": latent.latent,
             "explanation": latent.explanation,
-            "score": latent.scores.detection,
-            "balanced": latent.scores.balanced,
-            "fuzzing": latent.scores.fuzzing,
+            **dict(zip(("score", "balanced", "fuzzing"), latent.scores, strict=True)),
         }
         for latent in result.latents
     }
@@ -284,6 +264,5 @@ def to_saebench(result: AutointerpResult, settings: AutointerpConfig) -> dict[st
         "n_iw_sampled_ex_for_scoring": settings.scored_weighted,
     }
     metrics = {"autointerp": {"autointerp_score": score.mean.value, "autointerp_std_dev": score.deviation}}
-    return saebench_layout(
-        "autointerp", config, metrics, [], {"explainer": result.explainer, "judge": result.judge, "latents": details}
-    )
+    extra = {"explainer": result.explainer, "judge": result.judge, "latents": details}
+    return saebench_layout("autointerp", config, metrics, [], extra)

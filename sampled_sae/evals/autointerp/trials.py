@@ -6,7 +6,7 @@ may, because its weighted draws are not kept apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,7 +53,6 @@ class Case(NamedTuple):
     """One latent with all that is needed to explain it and to try the explanation."""
 
     latent: int
-    fired: int  # counted tokens at which it fires
     cut: float  # A token counts as firing in a window if its activation is above this
     shown: list[Window]  # what the explainer sees, the largest activation first
     elsewhere: Tensor
@@ -68,42 +67,51 @@ def build_case(contexts: Tensor, firings: Firings, latent: int, settings: Autoin
     """Contexts [n, L] and where the latent fires in them -> its case, or why there is none."""
     generator = latent_generator(settings.seed, latent)
     buffer, dense = settings.buffer, firings.dense(latent)
-    top = top_places(firings, latent, settings.top, buffer)
-    if len(top) < settings.top:
+    most_top = settings.shown_top + settings.scored_top
+    most_weighted = settings.shown_weighted + settings.scored_weighted
+    top = top_places(firings, latent, most_top, buffer)
+    if len(top) < most_top:
         return TOO_FEW
     cut = settings.mark_above * float(cut_out(dense, top, buffer).max())
     below = float(dense[top[:, 0], top[:, 1]].min())
-    weighted = drawn_places(firings, latent, settings.weighted, buffer, generator, below=below)
-    if len(weighted) < settings.weighted:
+    weighted = drawn_places(firings, latent, most_weighted, buffer, generator, below=below)
+    if len(weighted) < most_weighted:
         return TOO_FEW
     top = top[torch.randperm(len(top), generator=generator)]
     shown = torch.cat((top[: settings.shown_top], weighted[: settings.shown_weighted]))
     chosen = torch.cat((top[settings.shown_top :], weighted[settings.shown_weighted :]))
     anywhere = random_places(firings.shape, settings.scored_random, buffer, generator)
     draws = _Draws(contexts, dense, buffer, cut, generator)
-    trials = [draws.trial("detection", draws.unmarked(chosen) + draws.unmarked(anywhere, False), len(chosen))]
+    silent = draws.unmarked(anywhere, False)
+    trials = [draws.trial("detection", draws.unmarked(chosen) + silent, len(chosen))]
     missing: dict[Kind, str] = {}
     judged = [chosen, anywhere]
-    positives = _positives(firings, latent, shown, cut, settings, generator)
-    others: list[tuple[Kind, Trial | str | None, Tensor]] = [
-        ("balanced", *draws.balanced(positives, settings.balanced_each)),
-        ("fuzzing", *draws.fuzzing(positives, settings.fuzzing_each)),
-    ]
-    for kind, trial, places in others:
-        if isinstance(trial, Trial):
+    # Firing windows that overlap neither each other nor what is shown, by weighted draws.
+    places, value = inner_firings(firings, latent, buffer)
+    places, value = places[value > cut], value[value > cut]
+    most = max(settings.balanced_each, 2 * settings.fuzzing_each)
+    positives = apart(places[drawn_order(value, 2.0, generator)], most, 2 * buffer, avoid=shown)
+    kinds: dict[Kind, tuple[Callable[[Tensor, int], tuple[Trial | str, Tensor]], int]] = {
+        "balanced": (draws.balanced, settings.balanced_each),
+        "fuzzing": (draws.fuzzing, settings.fuzzing_each),
+    }
+    for kind, (draw, each) in kinds.items():
+        if not each:
+            continue
+        trial, places = draw(positives, each)
+        if isinstance(trial, str):
+            missing[kind] = trial
+        else:
             trials.append(trial)
             judged.append(places)
-        elif trial is not None:
-            missing[kind] = trial
     return Case(
         latent,
-        firings.count(latent),
         cut,
         sorted(windows_at(contexts, dense, shown, buffer), key=lambda window: -max(window.activations)),
         *_elsewhere(firings, latent, cut, torch.cat(judged), shown, buffer),
         trials,
         missing,
-        sum(max(window.activations) > cut for window in windows_at(contexts, dense, anywhere, buffer)),
+        sum(max(item.window.activations) > cut for item in silent),
     )
 
 
@@ -111,22 +119,10 @@ def score_trial(trial: Trial, named: Sequence[bool]) -> float:
     """Share of windows judged correctly in detection, balanced accuracy in the other kinds."""
     right = [item.right for item in trial.items]
     hits = [name == truth for name, truth in zip(named, right, strict=True)]
-    if trial.kind == "detection":
-        return sum(hits) / len(hits)
-    positive = [hit for hit, truth in zip(hits, right, strict=True) if truth]
-    negative = [hit for hit, truth in zip(hits, right, strict=True) if not truth]
-    return (sum(positive) / len(positive) + sum(negative) / len(negative)) / 2
-
-
-def _positives(
-    firings: Firings, latent: int, shown: Tensor, cut: float, settings: AutointerpConfig, generator: torch.Generator
-) -> Tensor:
-    """Places [p, 2] of firing windows that overlap neither each other nor what is shown, by weighted draws."""
-    places, value = inner_firings(firings, latent, settings.buffer)
-    places, value = places[value > cut], value[value > cut]
-    order = drawn_order(value, 2.0, generator)
-    most = max(settings.balanced_each, 2 * settings.fuzzing_each)
-    return apart(places[order], most, 2 * settings.buffer, avoid=shown)
+    groups = [hits]
+    if trial.kind != "detection":
+        groups = [[hit for hit, one in zip(hits, right, strict=True) if one is truth] for truth in (True, False)]
+    return sum(sum(group) / len(group) for group in groups) / len(groups)
 
 
 def _elsewhere(
@@ -156,14 +152,10 @@ class _Draws:
     def unmarked(self, places: Tensor, right: bool | None = None) -> list[Item]:
         """Windows, right or not as given; by default those that fire above the cut are right."""
         windows = windows_at(self.contexts, self.dense, places, self.buffer)
-        return [
-            Item(window, None, max(window.activations) > self.cut if right is None else right) for window in windows
-        ]
+        return [Item(one, None, max(one.activations) > self.cut if right is None else right) for one in windows]
 
-    def balanced(self, positives: Tensor, each: int) -> tuple[Trial | str | None, Tensor]:
-        """As many firing windows as silent ones; None if disabled, or why there are too few."""
-        if not each:
-            return None, positives[:0]
+    def balanced(self, positives: Tensor, each: int) -> tuple[Trial | str, Tensor]:
+        """As many firing windows as silent ones, and their places; or why there are too few."""
         positives = positives[:each]
         if len(positives) < LEAST:
             return NO_APART, positives
@@ -174,10 +166,8 @@ class _Draws:
         items = self.unmarked(positives) + self.unmarked(negatives, False)
         return self.trial("balanced", items, len(positives)), torch.cat((positives, negatives))
 
-    def fuzzing(self, positives: Tensor, each: int) -> tuple[Trial | str | None, Tensor]:
-        """Firing windows, half of them with as many other tokens marked instead."""
-        if not each:
-            return None, positives[:0]
+    def fuzzing(self, positives: Tensor, each: int) -> tuple[Trial | str, Tensor]:
+        """Firing windows, half of them with as many other tokens marked instead, and their places."""
         windows = windows_at(self.contexts, self.dense, positives, self.buffer)
         marks = [[value > self.cut for value in window.activations] for window in windows]
         # Where most tokens fire, there is no room for as many wrong marks.
@@ -191,7 +181,6 @@ class _Draws:
 
     def _wrong(self, marked: list[bool]) -> list[bool]:
         """As many marks, at tokens that do not fire."""
-        free = [place for place, firing in enumerate(marked) if not firing]
-        order = torch.randperm(len(free), generator=self.generator)[: sum(marked)].tolist()
-        chosen = {free[number] for number in order}
+        free = (~torch.tensor(marked)).nonzero()[:, 0]
+        chosen = free[torch.randperm(len(free), generator=self.generator)[: sum(marked)]].tolist()
         return [place in chosen for place in range(len(marked))]
