@@ -136,11 +136,9 @@ def _read_folder(folder: Path, found: Found) -> None:
 
 
 def _run(folder: Path, found: Found) -> Run:
-    for run in found.runs:
-        if run.folder == folder:
-            return run
-    found.runs.append(Run(folder, _read(folder / "run.json", "run", found.notes), *read_log(folder / "log.jsonl")))
-    return found.runs[-1]
+    if all(run.folder != folder for run in found.runs):
+        found.runs.append(Run(folder, _read(folder / "run.json", "run", found.notes), *read_log(folder / "log.jsonl")))
+    return next(run for run in found.runs if run.folder == folder)
 
 
 def _unfinished(run: Run, folder: Path) -> list[Saved]:
@@ -156,7 +154,8 @@ def _unfinished(run: Run, folder: Path) -> list[Saved]:
 
 def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
     own, foreign = _read(folder / OWN, "sae", notes), _read(folder / FOREIGN, "SAELens", notes)
-    config = own.get("config") if isinstance(own.get("config"), dict) else _config_of_run(run, folder.name)
+    of_run = dicts(part(run.record, "config"), "saes") if run else []
+    configs = [own.get("config"), *(config for config in of_run if config.get("name") == folder.name)]
     metadata = part(own, "metadata") or {k: v for k, v in part(foreign, "metadata").items() if v is not None}
     results = {}
     for name in (kind.name for kind in kinds()):
@@ -169,15 +168,11 @@ def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
     training = part(metadata, "training")
     if training:
         results[TRAINING] = {"result": training}
-    if config is None:  # results that were copied without their SAE know its settings too
-        config = next((one["sae"] for one in results.values() if isinstance(one.get("sae"), dict)), None)
+    # Results that were copied without their SAE know its settings too.
+    configs += [one.get("sae") for one in results.values()]
+    config = next((one for one in configs if isinstance(one, dict)), None)
     name = str((config or {}).get("name") or folder.name)
     return Saved(folder, name, config, metadata, foreign.get("d_in"), foreign.get("d_sae"), results, run, True)
-
-
-def _config_of_run(run: Run | None, name: str) -> dict[str, Any] | None:
-    configs = dicts(part(run.record, "config"), "saes") if run else []
-    return next((config for config in configs if config.get("name") == name), None)
 
 
 def _read(path: Path, kind: str, notes: list[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 Content = dict[str, Any]
+# About tables of unique features of an older version.
 OLD_UNIQUE = "made by an older version, which ignored latents without an explanation; run sampled-sae compare again"
-"""About tables of unique features of an older version."""
 
 
 # ---- tables of all outputs -----------------------------------------------------------------------------
@@ -46,20 +47,18 @@ def _seed_table(content: Content, cell: Callable[[Any], Cell]) -> Table:
 
 def _range(value: Any) -> Stat | None:
     """The mean over pairs with the smallest and the largest; a plain number has no range."""
-    names = ("mean", "low", "high")
-    found = [number(value.get(name)) for name in names] if isinstance(value, dict) else [number(value)] * 3
-    known = [one for one in found if one is not None]
+    ends = value if isinstance(value, dict) else dict.fromkeys(Stat._fields, value)
+    known = [end for name in Stat._fields if (end := number(ends.get(name))) is not None]
     return Stat(*known) if len(known) == 3 else None
 
 
 def _deviation(value: Any) -> Value | None:
     """The mean over pairs with one standard deviation to each side."""
-    mean, sd = (
-        (number(value.get(name)) for name in ("mean", "sd")) if isinstance(value, dict) else (number(value), None)
-    )
-    if mean is None:
-        return None
-    return Value(mean, None, None) if sd is None else Value(mean, mean - sd, mean + sd)
+    both = value if isinstance(value, dict) else {"mean": value}
+    mean, sd = number(both.get("mean")), number(both.get("sd"))
+    if mean is None or sd is None:
+        return None if mean is None else Value(mean, None, None)
+    return Value(mean, mean - sd, mean + sd)
 
 
 def _matrix(content: Content, name: str) -> tuple[list[str], list[list[float | None]]] | None:
@@ -107,24 +106,15 @@ def feature_table(rows: Sequence[Content], columns: Mapping[str, Column], title:
     return Table([*columns.values()], [[row.get(name) for name in columns] for row in rows], "", title, note)
 
 
-def unique_note(equals: int, latents: int, against: str, threshold: float) -> str:
-    """How many explained latents are not unique, and why."""
+def note_of(content: Content, item: Content, against: object) -> str | None:
+    """How many explained latents are not unique, and why; None for a table of an older version."""
+    equals, latents, threshold = item.get("equals"), item.get("latents"), part(content, "settings").get("threshold")
+    if not isinstance(equals, int) or not isinstance(latents, int) or number(threshold) is None:
+        return None
     why = f"a latent of {against}, explained or not, has a decoder cosine of {threshold:g} or more with it"
     if equals == latents:
         return f"None is unique: for each of the {latents}, {why}."
     return f"Left out as not unique: {equals} of {latents}, since for each {why}."
-
-
-def note_of(content: Content, item: Content, against: object) -> str | None:
-    """The note of a table of unique features; None for one of an older version."""
-    equals, latents, threshold = (
-        item.get("equals"),
-        item.get("latents"),
-        number(part(content, "settings").get("threshold")),
-    )
-    if not isinstance(equals, int) or not isinstance(latents, int) or threshold is None:
-        return None
-    return unique_note(equals, latents, str(against), threshold)
 
 
 # ---- the page ------------------------------------------------------------------------------------------
@@ -148,16 +138,8 @@ def compare_part(folder: Path, content: Content, count: int) -> str:
         if (rows := dicts(sae, "top_features"))
     ]
     skipped = Counter(f"{item.get('what')}: {item.get('reason')}" for item in dicts(content, "skipped"))
-    return render(
-        "comparison.html",
-        name=folder.name,
-        seeds=_seed_table(content, _range),
-        figures=figures,
-        unique=unique,
-        old=f"({old}): {OLD_UNIQUE}" if old else "",
-        top=top,
-        skipped=skipped,
-    )
+    shown_ = {"figures": figures, "unique": unique, "old": f"({old}): {OLD_UNIQUE}" if old else "", "top": top}
+    return render("comparison.html", name=folder.name, seeds=_seed_table(content, _range), skipped=skipped, **shown_)
 
 
 def _unique_tables(content: Content) -> tuple[list[Table], int]:
@@ -196,10 +178,11 @@ def print_comparison(content: Content, console: Console | None = None) -> None:
     for title, shown_ in _parts(content, console):
         console.print(safe(title, "bold"), *shown_, "", sep="\n")
     console.print(safe(_note(content)))
-    skipped = dicts(content, "skipped")
-    for (what, reason), count in Counter((item["what"], item["reason"]) for item in skipped).items():
-        names = [str(item["who"]) for item in skipped if (item["what"], item["reason"]) == (what, reason)]
-        console.print(safe(f"skipped, {what} ({count}): {reason}: {listed(names, 4)}"))
+    skipped: dict[tuple[str, str], list[str]] = {}
+    for item in dicts(content, "skipped"):
+        skipped.setdefault((item["what"], item["reason"]), []).append(str(item["who"]))
+    for (what, reason), names in skipped.items():
+        console.print(safe(f"skipped, {what} ({len(names)}): {reason}: {listed(names, 4)}"))
 
 
 def _parts(content: Content, console: Console) -> Iterator[Part]:
@@ -261,12 +244,9 @@ def _pairs(content: Content, console: Console) -> Part:
 
 def short_names(names: Sequence[str]) -> tuple[dict[str, str], str]:
     """Names without the beginning that all of them share, up to the end of a word, and that beginning."""
-    low, high = (min(names), max(names)) if len(names) > 1 else ("", "")
-    # What the first and the last by the alphabet share, all share.
-    length = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
-    shared = low[:length]
+    shared = os.path.commonprefix(names) if len(names) > 1 else ""  # noqa: RUF071 (letters, not folders)
     before = shared[: max(shared.rfind(mark) for mark in "/-_. ") + 1]
-    if any(name == before for name in names):
+    if before in names:
         before = ""
     return {name: name[len(before) :] for name in names}, before
 

@@ -6,23 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sampled_sae.reporting import figures
 from sampled_sae.reporting.collect import Log
-from sampled_sae.reporting.figures import (
-    DASHES,
-    GRID,
-    INK,
-    SHADES,
-    Styles,
-    about,
-    base_figure,
-    fve_range,
-    labels,
-    means,
-    plain,
-    reach,
-    scatter,
-    span,
-)
+from sampled_sae.reporting.figures import DASHES, Styles, about, base_figure, means, plain, reach, scatter, span
 from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, field, key_of
 from sampled_sae.utils.measures import Metric, Stat
 
@@ -73,7 +59,7 @@ def against(sweep: Sweep, x: Metric, y: Metric, look: Styles) -> list[Panel]:
         axes = [{"title": {"text": title}, "range": r, "nticks": 6} for title, r in zip(titles, ranges, strict=True)]
         # l beside each point, or the label where there is no l.
         texts = {i: f"{row.l:g}" if row.l is not None else row.label for i, row in enumerate(members)}
-        traces.append(labels(means([*members, *base], x, y), texts, ranges, SMALLEST))
+        traces.append(figures.labels(means([*members, *base], x, y), texts, ranges, SMALLEST))
         panels.append(Panel(title, traces, *axes))
     return panels
 
@@ -86,7 +72,7 @@ def _thread(rows: Sequence[Configuration], x: Metric, y: Metric) -> Trace:
         "mode": "lines",
         "x": [row.mean(key_of(x)) for row in rows] if once else [],
         "y": [row.mean(key_of(y)) for row in rows] if once else [],
-        "line": {"color": GRID, "width": 1.5},
+        "line": {"color": figures.GRID, "width": 1.5},
         "hoverinfo": "skip",
         "showlegend": False,
     }
@@ -141,7 +127,7 @@ def shades(rows: Sequence[Configuration]) -> dict[float, str]:
     """A color for each multiplier, by rank."""
     known = sorted({row.l for row in rows if row.l is not None})
     last = max(1, len(known) - 1)
-    return {l: SHADES[round(i * (len(SHADES) - 1) / last)] for i, l in enumerate(known)}
+    return {l: figures.SHADES[round(i * (len(figures.SHADES) - 1) / last)] for i, l in enumerate(known)}
 
 
 def _histogram(row: Configuration, name: str, line: dict[str, Any]) -> Trace:
@@ -196,7 +182,7 @@ def sheet(panels: Sequence[Panel], width: int) -> go.Figure:
         figure.update_xaxes(look.pop("xaxis") | ({} if outer["x"] else {"title": None}), row=row, col=column)
         figure.update_yaxes(look.pop("yaxis") | ({} if outer["y"] else {"title": None}), row=row, col=column)
         figure.update_layout(look)
-    figure.update_annotations(font={"size": 13, "color": INK})
+    figure.update_annotations(font={"size": 13, "color": figures.INK})
     return figure.update_layout(width=width, height=height)
 
 
@@ -216,7 +202,7 @@ def curves(rows: Sequence[Configuration], look: Styles, log: Log, key: str) -> g
     if key == "loss":
         y = {"type": "log", "tickformat": "~g"} | log_ticks([stat.mean for _, points in lines for _, stat in points])
     if key == "fve":
-        y = {"range": fve_range(stat for _, points in lines for _, stat in points)}
+        y = {"range": figures.fve_range(stat for _, points in lines for _, stat in points)}
     x = {"title": {"text": "step"}, "nticks": 6, "tickformat": ",", "rangemode": "tozero"}
     figure = base_figure(280, x, y, {"r": 12}).update_layout(dragmode="zoom")
     seen = dict.fromkeys(groups, 0)

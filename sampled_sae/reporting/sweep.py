@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,16 +117,13 @@ def sweeps(found: Found) -> list[Sweep]:
     """One for each model and layer, the largest first."""
     groups: dict[tuple[Any, ...], list[Saved]] = {}
     for sae in found.saes:
-        model, layer = (_name(sae.metadata.get(name)) for name in ("model_name", "layer"))
+        origin = [sae.metadata.get(name) for name in ("model_name", "layer")]
+        model, layer = (one if one is None or isinstance(one, str | int) else str(one) for one in origin)
         # Without a model's name only the width distinguishes activations.
         key = (model, layer, None) if model is not None else (None, layer, sae.width)
         groups.setdefault(key, []).append(sae)
     made = [_sweep(model, layer, members) for (model, layer, _), members in groups.items()]
     return sorted(made, key=lambda sweep: -len(sweep.saes))
-
-
-def _name(value: Any) -> str | int | None:
-    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def _sweep(model: Any, layer: Any, members: list[Saved]) -> Sweep:
@@ -136,13 +133,13 @@ def _sweep(model: Any, layer: Any, members: list[Saved]) -> Sweep:
     }
     known = {name for row in rows for run in row.runs for name in run["values"]}
     shown_ = [kind._replace(metrics=tuple(m for m in kind.metrics if m.name in known)) for kind in kinds()]
-    notes += [*_differing_settings(members), *_not_measured(members), *_log_notes(members)]
-    width = next((sae.width for sae in members if sae.width), None)
-    layer = layer if isinstance(layer, int) else None
+    runs = {sae.run.folder: sae.run for sae in members if sae.run}
+    notes += [*_differing_settings(members), *_not_measured(members)]
+    notes += [f"{folder}: {run.log_note}" for folder, run in runs.items() if run.log_note]
     return Sweep(
         None if model is None else shown(model),
-        layer,
-        width,
+        layer if isinstance(layer, int) else None,
+        next((sae.width for sae in members if sae.width), None),
         tuple(members),
         tuple(rows),
         tuple(kind for kind in shown_ if kind.metrics),
@@ -163,25 +160,18 @@ def _rows(members: list[Saved]) -> tuple[list[Configuration], list[str]]:
     for (family, label, l), group in zip(kinds, groups.values(), strict=True):
         own = flat[group[0].folder]
         same = [flat[other[0].folder] for kind, other in zip(kinds, groups.values(), strict=True) if kind[1] == label]
-        words = [f"{_short(name)}={_brief(own[name])}" for name in own if any(o.get(name) != own[name] for o in same)]
+        words = [_brief(name, own[name]) for name in own if any(other.get(name) != own[name] for other in same)]
         rows.append(Configuration(" ".join([label, *words]), family, l, tuple(_run(sae) for sae in group)))
         notes += _twins(group)
-    return sorted(_distinct(rows), key=_order), notes
+    for i, row in enumerate(rows):
+        if before := [other.label for other in rows[:i]].count(row.label):
+            rows[i] = replace(row, label=f"{row.label} ({before + 1})")
+    return sorted(rows, key=_order), notes
 
 
 def _order(row: Configuration) -> tuple[Any, ...]:
     """BatchTopK first, then the known groups, l from small to large."""
     return GROUPS.index(row.group) if row.group in GROUPS else len(GROUPS), row.group, row.l or 0.0, row.label
-
-
-def _distinct(rows: list[Configuration]) -> list[Configuration]:
-    taken: dict[str, int] = {}
-    named = []
-    for row in rows:
-        taken[row.label] = taken.get(row.label, 0) + 1
-        count = taken[row.label]
-        named.append(row if count == 1 else Configuration(f"{row.label} ({count})", row.group, row.l, row.runs))
-    return named
 
 
 def _settings(sae: Saved) -> dict[str, Any]:
@@ -202,11 +192,9 @@ def _flat(plain: dict[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
 
 def _kind(sae: Saved) -> tuple[str, str, float | None]:
     """Group, label and multiplier l of a configuration."""
-    if sae.config is None:
-        return "other", shown(sae.name), None
     try:
-        label = presets.label(SAEConfig.from_dict(sae.config))
-    except (UserError, TypeError):  # settings of another version
+        label = presets.label(SAEConfig.from_dict(sae.config or {}))
+    except (UserError, TypeError):  # no settings, or those of another version
         return "other", shown(sae.name), None
     pool, size = part(sae.config, "pool"), part(sae.config, "pool", "size")
     schedule = part(pool, "schedule").get("kind", "constant")
@@ -260,13 +248,10 @@ def _density_of(sae: Saved) -> dict[str, Any]:
     return next(filter(None, (part(content, "result", "density") for content in sae.results.values())), {})
 
 
-def _short(name: str) -> str:
-    return shown(name.rsplit(".", 1)[-1])
-
-
-def _brief(value: Any) -> str:
+def _brief(name: str, value: Any) -> str:
+    """A setting in a label: without its group, and without the folder of a path."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return shown(Path(text).name or text)
+    return shown(f"{name.rsplit('.', 1)[-1]}={Path(text).name or text}")
 
 
 def _twins(group: Sequence[Saved]) -> list[str]:
@@ -307,17 +292,9 @@ def _not_measured(members: Sequence[Saved]) -> list[str]:
     """Results without a number, SAEs in which no latent fires, and unfinished SAEs."""
     reasons: dict[str, list[str]] = {}
     for sae in members:
-        for name, content in sae.results.items():
-            why = part(content, "result").get("not_evaluable")
-            if why:
-                reasons.setdefault(f"no {name}: {shown(why)}", []).append(shown(sae.name))
-        if _density_of(sae).get("alive") == 0:
-            reasons.setdefault("no latent fires on the held-out text", []).append(shown(sae.name))
-        if not sae.finished:
-            reasons.setdefault("training is not finished", []).append(shown(sae.name))
+        failed = {name: part(content, "result").get("not_evaluable") for name, content in sae.results.items()}
+        why = [f"no {name}: {shown(reason)}" for name, reason in failed.items() if reason]
+        why += ["no latent fires on the held-out text"] * (_density_of(sae).get("alive") == 0)
+        for reason in [*why, *["training is not finished"] * (not sae.finished)]:
+            reasons.setdefault(reason, []).append(shown(sae.name))
     return [f"{listed(names)}: {why}." for why, names in reasons.items()]
-
-
-def _log_notes(members: Sequence[Saved]) -> list[str]:
-    runs = {sae.run.folder: sae.run for sae in members if sae.run}
-    return [f"{folder}: {run.log_note}" for folder, run in runs.items() if run.log_note]

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sampled_sae.config import read_file
+from sampled_sae.reporting import figures
 from sampled_sae.reporting.collect import read_log
-from sampled_sae.reporting.figures import (
-    GRID,
-    INK,
-    MUTED,
-    PAPER,
-    Styles,
-    base_figure,
-    described,
-    error_bars,
-    fve_range,
-    heatmap,
-    plain,
-    styles,
-    wrapped,
-)
+from sampled_sae.reporting.figures import Styles, base_figure, described, error_bars, heatmap, plain, styles, wrapped
 from sampled_sae.reporting.pages import Figure, Mark, bold, render, several, training
 from sampled_sae.reporting.sweep import Configuration, Key, field, table_of
 from sampled_sae.reporting.terminal import console_of, drawn, safe
@@ -111,8 +99,7 @@ def configurations(results: dict[str, Any]) -> list[Configuration]:
 def ranked(rows: list[Configuration]) -> list[Configuration]:
     """The best FVE by threshold first; where it is missing, the other FVEs decide."""
     keys = ("fve_heldout_threshold", "fve_heldout", "fve_train")
-    missing = float("-inf")
-    return sorted(rows, key=lambda row: [getattr(row.stat(key), "mean", missing) for key in keys], reverse=True)
+    return sorted(rows, key=lambda row: [getattr(row.stat(key), "mean", -math.inf) for key in keys], reverse=True)
 
 
 def _recovered(run: dict[str, Any], parts: list[dict[str, Any]]) -> float | None:
@@ -145,19 +132,25 @@ def columns(results: dict[str, Any]) -> dict[Key, Column]:
 
 def summary(results: dict[str, Any], name: Callable[[str], str]) -> str:
     """What was run and the best results, in a few sentences; `name` writes a configuration's label."""
-    rows, train = configurations(results), results.get("train") or {}
+    rows, trained = configurations(results), results.get("train") or {}
     runs, seeds = len(results["saes"]), max((len(row.runs) for row in rows), default=0)
     each = f" ({len(rows)} configurations, up to {seeds} seeds each: numbers are means)" if seeds > 1 else ""
     features = sum(part.get("features") or 0 for part in buckets(results))
-    steps = f"{form(train.get('steps'), 0)} steps of {form(train.get('batch_size'), 0)} samples"
-    return " ".join(
-        [
-            f"{runs} SAE{'s' * (runs > 1)}{each}, trained for {steps} with {features:,} known features.",
-            _leader(rows, "fve_heldout_threshold", "held-out FVE by threshold", name),
-            _leader(rows, "recovered", "share of true features recovered", name),
-            _memory(rows, name),
-        ]
-    ).strip()
+    steps = f"{form(trained.get('steps'), 0)} steps of {form(trained.get('batch_size'), 0)} samples"
+    gaps = [
+        (train - held, f"{name(row.label)} ({form(train, 3)} against {form(held, 3)})")
+        for row in rows
+        if (train := row.mean("fve_train")) is not None and (held := row.mean("fve_heldout")) is not None
+    ]
+    gap, where = max(gaps, default=(0.0, ""))
+    sentences = [
+        f"{runs} SAE{'s' * (runs > 1)}{each}, trained for {steps} with {features:,} known features.",
+        _leader(rows, "fve_heldout_threshold", "held-out FVE by threshold", name),
+        _leader(rows, "recovered", "share of true features recovered", name),
+    ]
+    if gap >= 0.001:  # a smaller one may not show in the numbers as written
+        sentences.append(f"The largest gap between training and held-out FVE is that of {where}.")
+    return " ".join(sentences)
 
 
 def _leader(rows: list[Configuration], key: Key, what: str, name: Callable[[str], str]) -> str:
@@ -190,18 +183,6 @@ def _leader(rows: list[Configuration], key: Key, what: str, name: Callable[[str]
     return "; ".join(parts) + "."
 
 
-def _memory(rows: list[Configuration], name: Callable[[str], str]) -> str:
-    """The largest gap between training and held-out FVE."""
-    gaps = [
-        (train - held, f"{name(row.label)} ({form(train, 3)} against {form(held, 3)})")
-        for row in rows
-        if (train := row.mean("fve_train")) is not None and (held := row.mean("fve_heldout")) is not None
-    ]
-    gap, where = max(gaps, default=(0.0, ""))
-    # A smaller gap may not show in the numbers as written.
-    return f"The largest gap between training and held-out FVE is that of {where}." if gap >= 0.001 else ""
-
-
 ROW_HEIGHT = 38  # room for a label of two lines, and a gap
 
 
@@ -210,7 +191,7 @@ def _label_axis(rows: list[Configuration]) -> dict[str, Any]:
     return {
         "tickvals": list(range(len(rows))),
         "ticktext": [wrapped(row.label) for row in rows],
-        "tickfont": {"color": INK, "size": 12},
+        "tickfont": {"color": figures.INK, "size": 12},
         "range": [len(rows) - 0.4, -0.6],
         "showgrid": False,
         "fixedrange": True,
@@ -225,10 +206,13 @@ FVE_KINDS = [
 ]
 
 
-def fve_dots(rows: list[Configuration], look: Styles) -> go.Figure:
-    """One line a configuration, in the order given, with its three FVEs."""
+def fve_figure(rows: list[Configuration], look: Styles) -> Figure:
+    """One line per configuration, in the order given, with its three FVEs."""
+    caption = "Best by threshold on top; an arrow to the left marks a value below the axis."
+    if several(rows):
+        caption += " Dots are means over seeds; thin lines reach from the smallest to the largest."
     table = [[row.stat(key) for row in rows] for _, key, *_ in FVE_KINDS]
-    low, high = fve_range(stat for stats in table for stat in stats)
+    low, high = figures.fve_range(stat for stats in table for stat in stats)
     x = {"range": [low - 0.02, high + 0.01], "title": {"text": "FVE"}, "fixedrange": True}
     figure = base_figure(60 + ROW_HEIGHT * len(rows), x, _label_axis(rows), {"r": 12})
     spans: list[float | None] = []
@@ -236,7 +220,7 @@ def fve_dots(rows: list[Configuration], look: Styles) -> go.Figure:
         means = [max(stat.mean, low) for stat in trio if stat]
         spans += [min(means), max(means), None] if means else [None, None, None]
     places = [y for y in range(len(rows)) for _ in range(3)]
-    figure.add_scatter(x=spans, y=places, mode="lines", line={"color": GRID, "width": 4}, hoverinfo="skip")
+    figure.add_scatter(x=spans, y=places, mode="lines", line={"color": figures.GRID, "width": 4}, hoverinfo="skip")
     colors = [look[row.group].color for row in rows]
     for (name, _, symbol, size, glyph), stats in zip(FVE_KINDS, table, strict=True):
         shown = [stat and Stat(*(max(value, low) for value in stat)) for stat in stats]
@@ -247,7 +231,7 @@ def fve_dots(rows: list[Configuration], look: Styles) -> go.Figure:
             marker={
                 "symbol": ["triangle-left" if stat and stat.mean < low else symbol for stat in stats],
                 # The hollow ones are filled with paper, which hides the bar behind them.
-                "color": PAPER if glyph == "○" else colors,
+                "color": figures.PAPER if glyph == "○" else colors,
                 "size": size,
                 "line": {"width": 2, "color": colors},
             },
@@ -256,24 +240,27 @@ def fve_dots(rows: list[Configuration], look: Styles) -> go.Figure:
             cliponaxis=False,
             **error_bars(shown, "error_x"),
         )
-    return figure
+    kinds = [Mark(glyph, name, figures.MUTED) for name, *_, glyph in FVE_KINDS]
+    return Figure("fve", figure, "Variance explained", caption, kinds)
 
 
-def recovery_map(rows: list[Configuration], names: list[str]) -> go.Figure:
+def recovery_figure(rows: list[Configuration], names: list[str]) -> Figure:
     """Configurations against buckets: the share of true features that were recovered."""
+    caption = "Share of each bucket, in the same order." + " Means over seeds." * several(rows)
     keys: list[Key] = [*(("recovery", name) for name in names), "recovered"]
     stats = [[row.stat(key) for key in keys] for row in rows]
     x = {
         "tickvals": list(range(len(keys))),
         "ticktext": [*(plain(name) for name in names), "all"],
-        "tickfont": {"color": INK, "size": 10},
+        "tickfont": {"color": figures.INK, "size": 10},
         "side": "top",
         "tickangle": 0,
         "showgrid": False,
     }
     means = [[stat and stat.mean for stat in line] for line in stats]
     hover = [[described(row.label, stat) for stat in line] for row, line in zip(rows, stats, strict=True)]
-    return heatmap(50 + ROW_HEIGHT * len(rows), x, _label_axis(rows), means, hover)
+    figure = heatmap(50 + ROW_HEIGHT * len(rows), x, _label_axis(rows), means, hover)
+    return Figure("recovery", figure, "True features recovered", caption)
 
 
 def fve_against_l(
@@ -318,8 +305,8 @@ def write_page(folder: Path) -> Path:
         data_line=data_line(results),
         groups=[Mark("■", group, style.color) for group, style in look.items()],
         several=several(rows),
-        fve=fve_figure(rows, look),
-        recovery=recovery_figure(rows, [str(part["name"]) for part in buckets(results)]),
+        fve=fve_figure(ranked(rows), look),
+        recovery=recovery_figure(ranked(rows), [str(part["name"]) for part in buckets(results)]),
         against_l=_against_l(rows, look),
         training=training(rows, look, log, log_note),
         table=table_of(rows, columns(results)),
@@ -332,21 +319,6 @@ def write_page(folder: Path) -> Path:
     return folder / "index.html"
 
 
-def fve_figure(rows: list[Configuration], look: Styles) -> Figure:
-    """The three FVEs of each configuration, the best first."""
-    caption = "Best by threshold on top; an arrow to the left marks a value below the axis."
-    if several(rows):
-        caption += " Dots are means over seeds; thin lines reach from the smallest to the largest."
-    kinds = [Mark(glyph, name, MUTED) for name, *_, glyph in FVE_KINDS]
-    return Figure("fve", fve_dots(ranked(rows), look), "Variance explained", caption, kinds)
-
-
-def recovery_figure(rows: list[Configuration], names: list[str]) -> Figure:
-    """Recovered true features by bucket, in the same order."""
-    caption = "Share of each bucket, in the same order." + " Means over seeds." * several(rows)
-    return Figure("recovery", recovery_map(ranked(rows), names), "True features recovered", caption)
-
-
 def _against_l(rows: list[Configuration], look: Styles) -> tuple[list[Mark], list[Figure]] | None:
     """Legend and figures of FVE against l; None where no SAE has a constant scored pool."""
     scored = [row for row in rows if row.l is not None and row.l > 0]
@@ -354,15 +326,15 @@ def _against_l(rows: list[Configuration], look: Styles) -> tuple[list[Mark], lis
         return None
     base = next((row for row in rows if row.group == "batchtopk"), None)
     kinds = {"own pools": "fve_heldout", "by threshold": "fve_heldout_threshold"}
-    limits = fve_range(row.stat(key) for row in [*scored, base] if row for key in kinds.values())
+    limits = figures.fve_range(row.stat(key) for row in [*scored, base] if row for key in kinds.values())
     caption = "Held-out samples." + " Thin lines reach from the smallest to the largest seed." * several(rows)
     marks = [Mark(look[group].glyph, group, look[group].color) for group in dict.fromkeys(row.group for row in scored)]
     marks += [Mark("- -", base.label, look[base.group].color)] if base else []
-    figures = [
+    drawn_ = [
         Figure(f"l-{i}", fve_against_l(scored, base, look, key, limits), f"FVE against l, {name}", caption)
         for i, (name, key) in enumerate(kinds.items())
     ]
-    return marks, figures
+    return marks, drawn_
 
 
 def print_results(results: dict[str, Any], console: Console | None = None) -> None:
