@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import sampled_sae as ss
 from sampled_sae.cli import parse
@@ -115,8 +115,10 @@ def test_bad_input_is_one_line(run, tmp_path):
         compare(run, *out, "--reference", "x")
     with pytest.raises(UserError, match="device = 'cuda:99': cannot be used"):
         compare(run, "--out", tmp_path / "out", "--device", "cuda:99")
-    broken = seeded(d=16).save(tmp_path / "broken")
-    save_file({"W_dec": torch.full((4, 16), torch.inf)}, broken / "sae_weights.safetensors")
+    infinite = seeded(d=16)
+    with torch.no_grad():
+        infinite.W_dec.fill_(torch.inf)
+    broken = infinite.save(tmp_path / "broken")
     with pytest.raises(UserError, match="broken has entries that are nan or infinite"):
         compare(one, broken, *out)
     (broken / "sae_weights.safetensors").write_bytes(b"cut short")

@@ -95,7 +95,7 @@ def test_every_seed(shared: Explored) -> None:
 def test_hover_tells_the_settings(shared: Explored) -> None:
     shared.page.locator("article:not([hidden]) select[data-axis=x]").select_option("fvu")
     (group,) = [trace for trace in shared.data("s0-pareto") if trace.get("name") == "l2"]
-    assert all(word in group["hovertext"][0] for word in ("l2", "l = 2", "lr 0.0003", "seeds 0, 1", "FVU"))
+    assert all(word in group["hovertext"][0] for word in ("l2", "l = 2", "lr 0.001", "seeds 0, 1", "FVU"))
 
 
 def test_the_box_of_the_panels(shared: Explored) -> None:

@@ -70,7 +70,7 @@ def test_the_explorer_has_the_numbers_of_the_files(tmp_path: Path) -> None:
     assert content["metrics"]["fvu"]["better"] == "low" and content["metrics"]["l0"]["better"] is None
     assert content["groups"][-1]["name"] == "batchtopk" and content["groups"][-1]["marker"]["symbol"] == "x"
     about = next(row["about"] for row in content["rows"] if row["label"] == "l2-l5")
-    assert all(part in about for part in ("l2", "l = 5", "lr 0.0003", "seeds 0, 1", "K = 4"))
+    assert all(part in about for part in ("l2", "l = 5", "lr 0.001", "seeds 0, 1", "K = 4"))
 
 
 def test_panels_have_a_score_each_with_batchtopk_in_it(tmp_path: Path) -> None:

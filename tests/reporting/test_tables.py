@@ -43,7 +43,7 @@ def test_csv_gives_the_numbers_back(tmp_path: Path) -> None:
     for line in lines:
         values = runs[line["folder"]]["values"]
         assert all(float(line[name]) == value for name, value in values.items())
-        assert int(line["k"]) == K and int(line["latents"]) == M and float(line["lr"]) == 3e-4
+        assert int(line["k"]) == K and int(line["latents"]) == M and float(line["lr"]) == 1e-3
     means = list(csv.DictReader(io.StringIO(sweep_files(sweep)["core.csv"])))
     assert [line["configuration"] for line in means] == [row.label for row in sweep.rows]
     for line, row in zip(means, sweep.rows, strict=True):
