@@ -20,8 +20,7 @@ to plain Python ones (numpy numbers, lists for tuples, text for paths). `config.
 `HarvestConfig.from_dict(plain, where=path)` is its strict inverse: `run.json: text.length = 0: must be at least 2`.
 
 Files that are read back: `write_file(path, "run", content)` adds the format version, and `read_file(path, "run")`
-returns the content as the present version has it. A change of the format is a function below, decorated with
-`@migration("run", version)`.
+returns the content as the present version has it; `migrations.py` has the upgrades.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, SupportsFloat, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
+from sampled_sae.migrations import MIGRATIONS
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json, write_json
 
@@ -303,22 +303,6 @@ def first_difference(old: Any, new: Any, where: str = "") -> str | None:
 
 # ---- files of one kind ------------------------------------------------------------------------------
 
-Migration = Callable[[Any], Any]
-MIGRATIONS: dict[str, list[Migration]] = {}
-"""By kind of file: the upgrade from version 0, from version 1 and so on."""
-
-
-def migration(kind: str, version: int) -> Callable[[Migration], Migration]:
-    """Register a function that takes the content of a file of `kind` to `version` from the version before."""
-
-    def register(function: Migration) -> Migration:
-        known = MIGRATIONS.setdefault(kind, [])
-        assert version == len(known) + 1, f"{kind}: version {version} must come after {len(known)}"
-        known.append(function)
-        return function
-
-    return register
-
 
 def current_version(kind: str) -> int:
     return max(1, len(MIGRATIONS.get(kind, ())))
@@ -383,147 +367,3 @@ def _too_deep(content: Any, most: int = 50) -> bool:
             for item in (parent.values() if isinstance(parent, dict) else parent)
         ]
     return bool(level)
-
-
-def renamed(content: Any, **names: str) -> Any:
-    """JSON content with fields of the object renamed; anything but an object stays what it is."""
-    return {names.get(name, name): value for name, value in content.items()} if isinstance(content, dict) else content
-
-
-def within(content: Any, field: str, change: Migration) -> Any:
-    """JSON content with one field of the object, or each entry of the list there, changed."""
-    if not isinstance(content, dict) or field not in content:
-        return content
-    value = content[field]
-    return {**content, field: [change(item) for item in value] if isinstance(value, list) else change(value)}
-
-
-def _sae_config(config: Any) -> Any:
-    return renamed(config, latents="d_sae")
-
-
-@migration("sae", 1)
-def _sae(content: Any) -> Any:
-    """sampled_sae.json."""
-    content = within(content, "config", _sae_config)
-    return within(content, "metadata", lambda metadata: renamed(metadata, max_norm="high_norm_limit"))
-
-
-@migration("run", 1)
-def _run(content: Any) -> Any:
-    """run.json: what was trained, and on what."""
-    content = within(content, "config", lambda run: within(run, "saes", _sae_config))
-    return within(content, "source", lambda source: renamed(source, max_norm="high_norm_factor", length="context"))
-
-
-@migration("checkpoint", 1)
-def _checkpoint(content: Any) -> Any:
-    """checkpoint.json."""
-    return within(content, "run", lambda run: within(run, "saes", _sae_config))
-
-
-@migration("configs", 1)
-def _configs(content: Any) -> Any:
-    """A file for `--configs`: a list of SAE configurations, which version 1 has under `saes`."""
-    return within({"saes": content} if isinstance(content, list) else content, "saes", _sae_config)
-
-
-@migration("result", 1)
-def _result(content: Any) -> Any:
-    """Results of an evaluation of an SAE."""
-    content = within(content, "asked", lambda asked: renamed(asked, interp_tokens="tokens"))
-    return within(content, "sae", _sae_config)
-
-
-@migration("passes", 1)
-def _passes(content: Any) -> Any:
-    """passes.json, which was the list of the passes' sizes."""
-    return {"sizes": content} if isinstance(content, list) else content
-
-
-@migration("report", 1)
-def _report(content: Any) -> Any:
-    """The files of a report, which were a list."""
-    return {"files": content} if isinstance(content, list) else content
-
-
-@migration("synthetic", 1)
-def _synthetic(content: Any) -> Any:
-    """Results of the synthetic experiment."""
-    return within(content, "saes", lambda sae: within(sae, "config", _sae_config))
-
-
-OLD_OPTIMIZER = {
-    "lr": 3e-4,
-    "gradient": "clip",
-    "clip": 1.0,
-    "cautious": False,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "eps": 1e-8,
-    "rates": {"W_enc": 1.0, "b_enc": 1.0, "W_dec": 1.0, "b_dec": 1.0},
-    "warmup_steps": 1000,
-    "decay": 0.2,
-}
-"""The optimizer of version 1, whose files may leave out what was the default."""
-OLD_INIT = {"encoder_scale": 1.0, "decoder": "random"}
-
-
-def _with_old_recipe(config: Any) -> Any:
-    """Settings of an SAE from version 1: what they leave out had other defaults, or was fixed."""
-    if not isinstance(config, dict):
-        return config
-    optimizer = config.get("optimizer", {})
-    if isinstance(optimizer, dict) and "gradient" not in optimizer:
-        optimizer = OLD_OPTIMIZER | optimizer
-    return {"init": OLD_INIT, **config, "optimizer": optimizer}
-
-
-def _with_input_norm(train: Any) -> Any:
-    """Settings of a run from version 1: `normalize` was whether the inputs were scaled to norm 1."""
-    if not isinstance(train, dict) or "normalize" not in train:
-        return train
-    return {name: value for name, value in train.items() if name != "normalize"} | {
-        "input_norm": "one" if train["normalize"] else "none"
-    }
-
-
-def _run_with_old_recipe(run: Any) -> Any:
-    return within(within(run, "saes", _with_old_recipe), "train", _with_input_norm)
-
-
-@migration("sae", 2)
-def _sae_recipe(content: Any) -> Any:
-    content = within(content, "config", _with_old_recipe)
-    return within(content, "metadata", lambda metadata: within(metadata, "training", _with_input_norm))
-
-
-@migration("run", 2)
-def _run_recipe(content: Any) -> Any:
-    return within(content, "config", _run_with_old_recipe)
-
-
-@migration("checkpoint", 2)
-def _checkpoint_recipe(content: Any) -> Any:
-    return within(content, "run", _run_with_old_recipe)
-
-
-@migration("configs", 2)
-def _configs_recipe(content: Any) -> Any:
-    return within(content, "saes", _with_old_recipe)
-
-
-@migration("result", 2)
-def _result_recipe(content: Any) -> Any:
-    return within(content, "sae", _with_old_recipe)
-
-
-@migration("synthetic", 2)
-def _synthetic_recipe(content: Any) -> Any:
-    return within(content, "saes", lambda sae: within(sae, "config", _with_old_recipe))
-
-
-@migration("cache", 1)
-def _cache(content: Any) -> Any:
-    """cache.json: what the activations are."""
-    return within(content, "description", lambda source: renamed(source, max_norm="high_norm_limit"))

@@ -11,10 +11,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 
-from sampled_sae import config as config_module
+from sampled_sae import migrations
 from sampled_sae.config import (
-    OLD_INIT,
-    OLD_OPTIMIZER,
     Config,
     Count,
     Distinct,
@@ -24,7 +22,6 @@ from sampled_sae.config import (
     Share,
     at_least,
     first_difference,
-    migration,
     plain,
     read_file,
     require,
@@ -34,6 +31,7 @@ from sampled_sae.config import (
 )
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import PAPER_INIT, PAPER_OPTIMIZER, paper_recipe
+from sampled_sae.migrations import OLD_INIT, OLD_OPTIMIZER
 from sampled_sae.utils.errors import UserError
 
 
@@ -177,9 +175,9 @@ def test_first_difference():
 @pytest.fixture
 def kind(monkeypatch):
     """A kind of file in its version 2: the list became an object, then a field was renamed."""
-    monkeypatch.setitem(config_module.MIGRATIONS, "test", [])
-    migration("test", 1)(lambda content: {"items": content} if isinstance(content, list) else content)
-    migration("test", 2)(lambda content: config_module.renamed(content, items="values"))
+    monkeypatch.setitem(migrations.MIGRATIONS, "test", [])
+    migrations.migration("test", 1)(lambda content: {"items": content} if isinstance(content, list) else content)
+    migrations.migration("test", 2)(lambda content: migrations.renamed(content, items="values"))
     return "test"
 
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sampled_sae.config import first_difference, migration, plain, read_file, renamed, within, write_file
+from sampled_sae.config import first_difference, plain, read_file, write_file
+from sampled_sae.migrations import migration, renamed, within
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.files import alone_in
 from sampled_sae.utils.progress import clock
@@ -129,9 +129,7 @@ def _upgrade(content: Any) -> Any:
 
     changes = {"train": training, "core": completed(CoreConfig()), "autointerp": completed(AutointerpConfig())}
     for name, change in changes.items():
-        content = within(
-            content, "stages", partial(within, field=name, change=partial(within, field="settings", change=change))
-        )
+        content = within(content, f"stages.{name}.settings", change)
     return content
 
 
