@@ -74,10 +74,8 @@ class Evaluation(ABC):
     columns: ClassVar[tuple[str, ...]] = ()  # names of the metrics in its terminal table; empty: all of them
     needs: ClassVar[Needs] = Needs()
     order: ClassVar[int] = 100  # position among the evaluations, lowest first
-    one_by_one: ClassVar[bool] = False
-    """Whether `run` yields each result as soon as it is measured; otherwise all of them at the end."""
-    definition: ClassVar[int] = 1
-    """Raise it when the same settings give other numbers: earlier results are then measured again."""
+    one_by_one: ClassVar[bool] = False  # whether `run` yields each result as soon as it is measured
+    definition: ClassVar[int] = 1  # raise it when the same settings give other numbers: results are measured again
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -17,8 +17,7 @@ class Estimate(NamedTuple):
     """One number and its interval; none where it is not defined."""
 
     value: float | None  # over all contexts
-    low: float | None
-    """Lower end of the bootstrap interval; none for a single context, or if some resample has no value."""
+    low: float | None  # lower end of the interval; none for a single context, or if some resample has no value
     high: float | None  # upper end
 
 

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from sampled_sae.config import current_version, read_file, upgraded, write_file
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import make_folder, read_json, writing
+from sampled_sae.utils.files import make_folder, read_json, replacing, writing
 
 FOLDER = "evals"
 FIRING = Path(FOLDER) / "firing.safetensors"
 """`fired` [d_sae], the number of tokens at which each latent fired, and `tokens` [1], the number of tokens read."""
-CORE = Path(FOLDER) / "core.json"
-"""Holds the number of dead latents, not which they are: enough if it is none or all of them."""
+CORE = Path(FOLDER) / "core.json"  # has the number of dead latents, not which: enough if it is none or all
 SPARSITY = Path("sparsity.safetensors")  # SAELens' `sparsity` [d_sae], log10 of the density plus 1e-10
 WEIGHTS = "sae_weights.safetensors"
 SAMPLE = 2**20  # bytes of each part of the weights that enter their fingerprint
@@ -189,13 +188,8 @@ def save_firing(folder: Path, fired: Tensor, tokens: int) -> Path:
     make_folder(path.parent)
     about = {"format_version": str(current_version("firing"))}
     content = {"fired": fired.detach().cpu().long().contiguous(), "tokens": torch.tensor([tokens])}
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with writing(path):
-            temporary.write_bytes(save(content, about))
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, writing(path):
+        temporary.write_bytes(save(content, about))
     return path
 
 
@@ -251,9 +245,7 @@ class UniqueLatent(NamedTuple):
     text: float
     match: int  # the best match
     match_text: str
-    nearest: float | None = None
-    """Largest decoder cosine with any latent there, explained or not; None in files of early versions, whose lists are
-    not restricted to unique latents."""
+    nearest: float | None = None  # largest decoder cosine with any latent there; None in files of early versions
 
 
 def read_unique(compare: Path, folder: Path, d_sae: int) -> dict[int, UniqueLatent]:

@@ -36,8 +36,7 @@ from sampled_sae.utils.system import git_commit, usable_device, versions
 
 CONTEXTS = 64  # contexts that are read by default
 USED = 0.5  # share of the free memory that the SAEs measured at once may take, with what is kept of them
-KEPT = 2**14
-"""Bytes per latent that an evaluation keeps of one SAE, at most: the codes of texts as their nonzero entries."""
+KEPT = 2**14  # bytes per latent that an evaluation keeps of one SAE, at most: the nonzero codes of texts
 Load = Callable[[str, torch.device, torch.dtype], LanguageModel]
 
 

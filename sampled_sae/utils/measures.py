@@ -22,21 +22,18 @@ class Metric(NamedTuple):
     title: str  # for headings and axes
     meaning: str  # one sentence
     better: Better | None  # which end is better; None where neither is
-    path: tuple[str, ...]
-    """Keys that lead to it in a result; there is a number, or an object with `value` (`low`, `high`) or `mean`."""
+    path: tuple[str, ...]  # keys that lead to a number, or to an object with `value` (`low`, `high`) or `mean`
     digits: int = 3  # digits after the point
     headline: bool = False  # whether it is in the overview and in the figures for a paper
     unit: str = ""  # unit; empty for a share or another plain number
-    null: float | None = None
-    """Value without any information: chance, the mean, or zero ablation; None where there is no such level."""
+    null: float | None = None  # value without any information: chance, the mean, or zero ablation; None: none
     brief: str = ""  # title inside the evaluation's own table; the title by default
     evaluation: str = ""  # name of the evaluation; filled in by it
 
     @property
     def axis(self) -> str:
         """The title with the better direction."""
-        side = {"low": " (lower is better)", "high": " (higher is better)", None: ""}[self.better]
-        return self.title + side
+        return self.title + {"low": " (lower is better)", "high": " (higher is better)", None: ""}[self.better]
 
 
 class Value(NamedTuple):
@@ -52,13 +49,11 @@ def find(metric: Metric, result: Any) -> Value | None:
     for part in metric.path:
         result = result.get(part) if isinstance(result, dict) else None
     if not isinstance(result, dict):
-        value, low, high = result, None, None
-    elif "value" in result:
-        value, low, high = (result.get(name) for name in ("value", "low", "high"))
-    else:
-        value, low, high = result.get("mean"), None, None
-    found = number(value)
-    return None if found is None else Value(found, number(low), number(high))
+        result = {"value": result}
+    elif "value" not in result:
+        result = {"value": result.get("mean")}
+    value, low, high = (number(result.get(name)) for name in ("value", "low", "high"))
+    return None if value is None else Value(value, low, high)
 
 
 class Stat(NamedTuple):
@@ -87,8 +82,7 @@ class Table(NamedTuple):
     """A table of raw values; reporting/tables.py and reporting/terminal.py write it in each format."""
 
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
-    """None for a missing value; a Stat or a Value has its range or interval shown with it."""
+    rows: Sequence[Sequence[Cell]]  # None for a missing value; a Stat or a Value is shown with its range or interval
     name: str = ""  # file name without extension
     title: str = ""
     note: str = ""  # how the numbers were measured and what to consider when comparing them
@@ -112,11 +106,8 @@ HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u2
 
 def shown(text: object, keep: str = "") -> str:
     """Text on one line and in one direction: hidden characters become visible escapes, but for those in `keep`."""
-    return HIDDEN.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), str(text))
-
-
-def _escape(sign: str) -> str:
-    return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(sign) or f"\\u{ord(sign):04x}"
+    known = {"\n": "\\n", "\r": "\\r", "\t": "\\t"} | {sign: sign for sign in keep}
+    return HIDDEN.sub(lambda found: known.get(found[0]) or f"\\u{ord(found[0]):04x}", str(text))
 
 
 FORMULA = re.compile(r"[=+\-@]")

@@ -25,8 +25,7 @@ class Fidelity(NamedTuple):
     """Over the measured tokens, or over those without a high norm."""
 
     tokens: int  # number of tokens
-    fvu: Estimate
-    """Fraction of variance unexplained: sum ||x - x_hat||^2 / sum ||x - mean||^2, the mean over all of them."""
+    fvu: Estimate  # fraction of variance unexplained: sum ||x - x_hat||^2 / sum ||x - mean||^2
     explained_variance_legacy: Estimate
     """SAEBench's: mean over tokens of 1 - ||x - x_hat||^2 / ||x - mean||^2, the mean over batches of contexts."""
     l0: Estimate  # mean active latents per token, by the inference threshold
@@ -37,14 +36,11 @@ class Fidelity(NamedTuple):
 class Density(NamedTuple):
     """Firing density over some tokens; fractions are of all latents, including dead ones."""
 
-    over_10_percent: Estimate
-    """Fraction of latents that fire on more than 10% of the tokens; its interval resamples groups of contexts."""
+    over_10_percent: Estimate  # fraction of latents that fire on over 10% of the tokens; resamples groups of contexts
     over_1_percent: Estimate  # fraction of latents that fire on more than 1% of the tokens; its interval likewise
-    alive: float
-    """Fraction of latents that fire at all. No interval: a resample has fewer contexts and never more live latents."""
+    alive: float  # fraction that fires at all; no interval, for a resample never has more live latents
     dead: int  # number of latents that never fire; they are not in the histogram
-    histogram: list[int]
-    """Number of latents in each density bin; a bin includes its lower edge, the first all below, the last also 1."""
+    histogram: list[int]  # latents per density bin; a bin includes its lower edge, the first all below, the last 1
     log10_edges: list[float]  # edges of the bins, one more than there are bins
 
 

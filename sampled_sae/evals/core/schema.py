@@ -94,13 +94,11 @@ class CoreResult(NamedTuple):
     measured: Fidelity  # over all measured tokens
     normal: Fidelity  # over those without a high norm
     trained: Trained | None  # by training's own cut; none for an SAE without a training configuration
-    density: Density
-    """How often its latents fire, on the tokens without a high norm: at one of those half of all latents may fire."""
+    density: Density  # on tokens without a high norm; at a high-norm token half of all latents may fire
     density_measured: Density  # the same over all measured tokens
     loss: Loss | None  # what the model loses; none if it was not to be measured
     settings: CoreConfig  # how it was measured
-    fired: Tensor | None = None
-    """[m]: on how many of the tokens without a high norm each latent fires; not part of `to_dict`."""
+    fired: Tensor | None = None  # [d_sae]: tokens without a high norm on which each latent fires; not in `to_dict`
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON."""

@@ -16,8 +16,7 @@ from sampled_sae.utils.files import make_folder, write_text
 from sampled_sae.utils.third_party import package, reason, stream
 
 SPLITS = ("train", "test")
-LONGEST_FIELD = 2**31 - 1
-"""Of a .csv file; the default of 128 KiB is too small for documents, and larger numbers do not fit everywhere."""
+LONGEST_FIELD = 2**31 - 1  # of a .csv file; the default, 128 KiB, is too small for documents
 
 
 @dataclass(slots=True)
@@ -28,11 +27,9 @@ class Labelled:
     texts: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     splits: list[str] | None = None  # train or test for each text; none for a dataset that is still to be split
-    groups: list[str] | None = None
-    """A second label, over which the texts of a class are drawn evenly; none for a dataset without."""
+    groups: list[str] | None = None  # a second label, over which the texts of a class are drawn evenly
     blank: int = 0  # texts that were left out because there is nothing in them
-    repeated: int = 0
-    """Texts that were left out because the same text was there before: a split must not put one on both sides."""
+    repeated: int = 0  # texts left out because the same text was there before: it could be on both sides of a split
     other_split: int = 0  # texts that were left out because they belong to neither train nor test
     _seen: set[str] = field(default_factory=set)
 
@@ -183,8 +180,7 @@ COLUMNS = {
     "fancyzhx/ag_news": Columns("fancyzhx/ag_news", ("0", "1", "2", "3"), "text", "label"),
 }
 CODE_CLASSES = ("C", "Python", "HTML", "Java", "PHP")
-PAIRS = {"en": "en-fr", "fr": "fr-it", "de": "de-en", "es": "es-fr", "nl": "nl-pt"}
-"""The subset that each language is taken from."""
+PAIRS = {"en": "en-fr", "fr": "fr-it", "de": "de-en", "es": "es-fr", "nl": "nl-pt"}  # the subset of each language
 
 
 def _load_columns(name: str, texts_a_class: int, characters: int) -> Labelled:

@@ -48,8 +48,7 @@ def _auc(f: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 class TopProbes(NamedTuple):
     """Probes of each task on its best columns."""
 
-    columns: list[list[int]]
-    """For each task the columns by how much they differ, the most first; those that do not differ are left out."""
+    columns: list[list[int]]  # for each task the columns that differ, the most first
     scores: dict[int, list[Scores]]  # for each k those of each task
 
 

@@ -26,8 +26,7 @@ from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
 TEXTS_AT_ONCE = 1024  # texts that are tokenized together
-CHARACTERS_A_TOKEN = 64
-"""Characters read of a text for each token that is used: enough unless tokens are ten times as long as usual."""
+CHARACTERS_A_TOKEN = 64  # characters read of a text per token: enough unless tokens are ten times as long as usual
 
 
 class Part(NamedTuple):

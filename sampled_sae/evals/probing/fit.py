@@ -17,8 +17,7 @@ ROUNDS = 100
 HALVINGS = 40
 CLOSE = 1e-10  # Newton's decrement, as a share of the objective, at which the step that it belongs to is the last one
 ROUNDING = 1e-13  # share of the objective by which it may seem to grow
-DAMPING = [10.0**power for power in range(-15, 1)]
-"""Shares of its diagonal that are added to a matrix which rounding keeps from being factored, the least that does."""
+DAMPING = [10.0**power for power in range(-15, 1)]  # shares of its diagonal added to a matrix that cannot be factored
 LARGE = 1e8  # C |x|^2 of a text above which rounding leaves too little of the products of texts
 COLUMNS = 8192  # columns of a product in float64 at one time
 

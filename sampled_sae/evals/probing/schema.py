@@ -103,8 +103,7 @@ class TaskResult(NamedTuple):
     seed: int
     train_texts: int  # texts that the probes were fitted to, half of them of the class
     test_texts: int
-    latents: list[int]
-    """The latents that differ most between the class and the others, the most first: as many as the largest k."""
+    latents: list[int]  # those that differ most between the class and the others, the most first; the largest k
     scores: Probes  # `Scores` of each probe
 
 
