@@ -31,6 +31,7 @@ import math
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, SupportsFloat, Union, get_args, get_origin
@@ -73,8 +74,7 @@ def shown(value: object) -> str:
 class Bound(NamedTuple):
     """A condition on one field, as metadata of its annotation."""
 
-    right: str
-    """What would be right, for the error message."""
+    right: str  # for the error message
     holds: Callable[[Any], bool]
 
 
@@ -129,15 +129,11 @@ class Config:
         return _built(cls, plain, cls.__name__, f"{where}: " if where else "", "")
 
 
-_hints: dict[type, dict[str, Any]] = {}
-
-
+@cache
 def hints(cls: type[Any]) -> dict[str, Any]:
     """The annotations of a dataclass's fields, in their order."""
-    if cls not in _hints:
-        known = type_hints(cls, include_extras=True)
-        _hints[cls] = {item.name: known[item.name] for item in dataclasses.fields(cls)}
-    return _hints[cls]
+    known = type_hints(cls, include_extras=True)
+    return {item.name: known[item.name] for item in dataclasses.fields(cls)}
 
 
 def _kind(cls: type) -> str:
@@ -203,8 +199,8 @@ def _converted(value: Any, hint: Any, name: str, from_json: bool, where: str = "
     elif hint is not Any and isinstance(hint, type) and not isinstance(value, hint):
         if from_json and issubclass(hint, Config):
             return _built(hint, value, name, where, f"{name}.")
-        article = "an" if hint.__name__[0] in "AEIOU" else "a"
-        require(False, field, value, f"must be {article} {hint.__name__}")
+        named = f"{'an' if hint.__name__[0] in 'AEIOU' else 'a'} {hint.__name__}"
+        require(False, field, value, f"must be {EXACT.get(hint, named)}")
     return value
 
 
@@ -253,23 +249,14 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _exactly(cls: type) -> Callable[[Any], Any]:
-    def convert(value: Any) -> Any:
-        if not isinstance(value, cls):
-            raise TypeError
-        return value
-
-    return convert
-
-
 SIMPLE: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     int: ("must be a whole number", _whole),
     float: ("must be a number", _number),
-    bool: ("must be True or False", _exactly(bool)),
-    str: ("must be text", _exactly(str)),
     Path: ("must be a path", Path),
 }
 """By type: the error message and the conversion."""
+EXACT: dict[type, str] = {bool: "True or False", str: "text"}
+"""Types that are not converted, as error messages name them."""
 
 
 def plain(value: Any) -> Any:
@@ -290,15 +277,12 @@ def plain(value: Any) -> Any:
 def first_difference(old: Any, new: Any, where: str = "") -> str | None:
     """The first setting in which two configurations differ, in words; none if they agree."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
-            found = first_difference(old.get(key), new.get(key), f"{where}.{key}" if where else str(key))
-            if found:
-                return found
-        return None
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        differences = (first_difference(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(old, new, strict=True)))
-        return next(filter(None, differences), None)
-    return None if old == new else f"{where} was {shown(old)} and is now {shown(new)}"
+        parts = [(old.get(key), new.get(key), f"{where}.{key}" if where else str(key)) for key in {**old, **new}]
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        parts = [(old[i], new[i], f"{where}[{i}]") for i in range(len(old))]
+    else:
+        return None if old == new else f"{where} was {shown(old)} and is now {shown(new)}"
+    return next(filter(None, (first_difference(*part) for part in parts)), None)
 
 
 # ---- files of one kind ------------------------------------------------------------------------------

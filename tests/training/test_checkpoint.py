@@ -3,7 +3,8 @@ import json
 import pytest
 import torch
 
-from sampled_sae.config import OLD_INIT, OLD_OPTIMIZER, first_difference
+from sampled_sae.config import first_difference
+from sampled_sae.migrations import OLD_INIT, OLD_OPTIMIZER
 from sampled_sae.training import checkpoint
 from sampled_sae.training.checkpoint import Checkpoint
 from sampled_sae.utils.errors import UserError
