@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sampled_sae.config import OLD_INIT, OLD_OPTIMIZER
 from sampled_sae.evals.results import (
     read_density,
     read_explanations,
@@ -18,6 +17,7 @@ from sampled_sae.evals.results import (
     write_result,
 )
 from sampled_sae.method.architectures import InferenceConfig
+from sampled_sae.migrations import OLD_INIT, OLD_OPTIMIZER
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
