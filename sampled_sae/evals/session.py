@@ -21,7 +21,7 @@ from torch import Tensor
 from sampled_sae.config import plain
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.text import TextSource
-from sampled_sae.evals import Contexts, Evaluation, Job, chosen, registry
+from sampled_sae.evals import Evaluation, Job, chosen, registry
 from sampled_sae.evals.reading import own_layer
 from sampled_sae.evals.results import find_saes, fingerprint, read_result, write_result
 from sampled_sae.formats import describe
@@ -180,8 +180,8 @@ class Session:
         todo = {sae.label: sae for saes in left.values() for sae in saes}
         layers = {label: layer_of(sae.cfg, self.layer, label) for label, sae in todo.items()}
         for request, saes in left.items():
-            for sae in saes:
-                self._check_unseen(request, sae)
+            for sae in saes if request.evaluation.needs.text else ():
+                self._count(request, sae)  # what is refused is known before the model is loaded
         for request, saes in left.items():
             self._measure(request, saes, layers)
         return [{r.evaluation.name: self._results[sae.label, r.evaluation.name] for r in asked} for sae in self.saes]
@@ -220,33 +220,23 @@ class Session:
 
     # ---- text --------------------------------------------------------------------------------------------
 
-    def _count(self, wanted: Contexts, sae: Subject) -> int:
-        """Contexts that are read: by default, of the text of training, no more than were held out."""
-        if wanted.number is not None:
-            return wanted.number
-        held, size = self._held_out(sae)
-        return CONTEXTS if held is None else max(1, min(CONTEXTS, held // (wanted.length or size)))
+    def _count(self, request: Request, sae: Subject) -> int:
+        """Contexts that are read: by default, of the text of training, no more than were held out.
 
-    def _held_out(self, sae: Subject) -> tuple[int | None, int]:
-        """Tokens at the start of this text that the SAE was not trained on, None for another text; its context."""
-        about = sae.cfg.metadata
+        Text that the SAE was trained on is refused, as far as its metadata name it.
+        """
+        wanted, about = request.evaluation.contexts(request.config), sae.cfg.metadata
         held, size = about.get("heldout_contexts"), about.get("context_size")
         if held is None or size is None or self.text is None or not same_text(self.text.name, about.get("text")):
-            return None, size or 1
-        return held * size, size
-
-    def _check_unseen(self, request: Request, sae: Subject) -> None:
-        """Refuse to measure on text that the SAE was trained on, as far as its metadata name it."""
-        wanted = request.evaluation.contexts(request.config)
-        held, size = self._held_out(sae)
-        if not request.evaluation.needs.text or not wanted.heldout or held is None:
-            return
-        length, count = wanted.length or size, self._count(wanted, sae)
-        if count * length > held:
+            return CONTEXTS if wanted.number is None else wanted.number
+        length = wanted.length or size
+        count = max(1, min(CONTEXTS, held * size // length)) if wanted.number is None else wanted.number
+        if wanted.heldout and count * length > held * size:
             raise UserError(
-                f"contexts = {count}: {sae.label} was trained on this text but for its first {held // size} contexts "
-                f"of {size} tokens; give {held // length} at most, or another text"
+                f"contexts = {count}: {sae.label} was trained on this text but for its first {held} contexts "
+                f"of {size} tokens; give {held * size // length} at most, or another text"
             )
+        return count
 
     def _contexts(self, request: Request, sae: Subject) -> Tensor | None:
         """The first contexts [n, L] of the text, cut as in training."""
@@ -254,7 +244,7 @@ class Session:
             return None
         assert self.text is not None
         wanted = request.evaluation.contexts(request.config)
-        count, size = self._count(wanted, sae), wanted.length or sae.cfg.metadata.get("context_size")
+        count, size = self._count(request, sae), wanted.length or sae.cfg.metadata.get("context_size")
         if size is None:
             raise UserError("an SAE does not name its context; give --core.context")
         bos = sae.cfg.metadata.get("prepend_bos")

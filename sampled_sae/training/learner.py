@@ -70,35 +70,26 @@ METRICS = (
     _metric("auxk", "AuxK loss", "Auxiliary loss before its weight.", "low"),
 )
 """What each number of `Stats` means. The log has all of them, the report draws the curves of the headline ones."""
-FINAL_METRICS = (
-    Metric(
-        "heldout_fvu",
-        "FVU, held out",
-        "Fraction of variance unexplained at the inference threshold, on the tokens that calibrated it.",
-        "low",
-        ("heldout", "fvu"),
-        null=1.0,
-        evaluation="training",
-    ),
-    Metric(
-        "dead",
-        "Dead at the end",
-        "Share of latents that had not fired for more than dead_after tokens when training ended.",
-        "low",
-        ("dead",),
-        evaluation="training",
-    ),
-    METRICS[Stats._fields.index("ever_pooled")]._replace(evaluation="training"),
-    Metric(
-        "seconds",
-        "Seconds",
-        "Training time of the whole run, divided by its number of SAEs.",
-        None,
-        ("seconds",),
-        digits=0,
-        unit="s",
-        evaluation="training",
-    ),
+FINAL_METRICS = tuple(
+    metric._replace(evaluation="training")
+    for metric in (
+        _metric(
+            "heldout_fvu",
+            "FVU, held out",
+            "Fraction of variance unexplained at the inference threshold, on the tokens that calibrated it.",
+            "low",
+        )._replace(path=("heldout", "fvu"), null=1.0),
+        _metric(
+            "dead",
+            "Dead at the end",
+            "Share of latents that had not fired for more than dead_after tokens when training ended.",
+            "low",
+        ),
+        METRICS[Stats._fields.index("ever_pooled")],
+        _metric("seconds", "Seconds", "Training time of the whole run, divided by its number of SAEs.")._replace(
+            digits=0, unit="s"
+        ),
+    )
 )
 """Numbers of a finished training, in `metadata["training"]` of each SAE."""
 

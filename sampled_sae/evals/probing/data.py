@@ -33,8 +33,9 @@ class Labelled:
     other_split: int = 0  # texts that were left out because they belong to neither train nor test
     _seen: set[str] = field(default_factory=set)
 
-    def add(self, text: str, label: str, split: str | None = None, group: str | None = None) -> None:
-        """One more text, or one more that is left out. Splits and groups are given for all texts or for none."""
+    def add(self, text: str, label: str, split: str | None = None, group: str | None = None) -> bool:
+        """Add a text, or count it as left out; whether it was added. All texts or none have splits and groups."""
+        before = len(self.texts)
         if not text or text.isspace():
             self.blank += 1
         elif split is not None and split not in SPLITS:
@@ -52,6 +53,7 @@ class Labelled:
             if group is not None:
                 self.groups = [] if self.groups is None else self.groups
                 self.groups.append(group)
+        return len(self.texts) > before
 
     @property
     def classes(self) -> list[str]:
@@ -201,7 +203,7 @@ def _load_code(name: str, texts_a_class: int, characters: int) -> Labelled:
         label = CODE_ENDINGS.get(PurePosixPath(_cell(row, "path", name)).suffix, "")
         code = _cell(row, "content", name)
         if label in CODE_CLASSES and counts[label] < texts_a_class and len(code) > CODE_SHORTEST:
-            _add_counted(found, counts, code[CODE_SKIPPED:][:characters], label)
+            counts[label] += found.add(code[CODE_SKIPPED:][:characters], label)
             if all(counts[language] >= texts_a_class for language in CODE_CLASSES):
                 break
     return found
@@ -211,7 +213,7 @@ def _load_europarl(name: str, texts_a_class: int, characters: int) -> Labelled:
     found, counts = Labelled(name), Counter[str]()
     for language, pair in PAIRS.items():
         for row in _stream(name, name, pair, split="train"):
-            _add_counted(found, counts, _cell(row["translation"], language, name)[:characters], language)
+            counts[language] += found.add(_cell(row["translation"], language, name)[:characters], language)
             if counts[language] >= texts_a_class:
                 break
     return found
@@ -222,13 +224,6 @@ HUB = {**dict.fromkeys(COLUMNS, _load_columns), CODE: _load_code, EUROPARL: _loa
 
 Code and europarl have no split and are far larger than needed: their first `texts_a_class` texts of a class are taken,
 as in SAEBench."""
-
-
-def _add_counted(found: Labelled, counts: Counter[str], text: str, label: str) -> None:
-    """Add a text, and count it only if it was not left out."""
-    before = len(found.texts)
-    found.add(text, label)
-    counts[label] += len(found.texts) - before
 
 
 def _cell(row: Any, column: str, name: str) -> str:

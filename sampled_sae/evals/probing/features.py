@@ -62,7 +62,7 @@ def draw(dataset: Labelled, settings: ProbingConfig) -> Draws:
     As in SAEBench, each class has a pool of train_texts / 2 texts (and test_texts / 2 to test on); all of them are the
     positive texts of its task, and negative ones come evenly from the pools of the other classes.
     """
-    least = settings.fewest_texts, settings.fewest_test_texts
+    least = settings.fewest_texts, -(-settings.fewest_texts // 4)
     skipped: dict[str, str] = {}
     tasks: list[Task] = []
     for seed in settings.seeds:
@@ -91,8 +91,7 @@ def _pools(dataset: Labelled, settings: ProbingConfig, seed: int) -> tuple[Pools
     members: Pools = {label: [] for label in dataset.classes}
     for number, label in enumerate(dataset.labels):
         members[label].append(number)
-    train: Pools = {}
-    test: Pools = {}
+    train, test = dict[str, list[int]](), dict[str, list[int]]()
     for label, numbers in members.items():
         order = _shuffled(numbers, f"{seed}/{label}")
         splits = dataset.splits

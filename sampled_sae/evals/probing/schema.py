@@ -65,11 +65,6 @@ class ProbingConfig(Config):
         require(all(self.datasets), "datasets", self.datasets, "must be names of datasets or files")
         require(self.tokens > self.bos, "tokens", self.tokens, "must leave room for a token besides BOS")
 
-    @property
-    def fewest_test_texts(self) -> int:
-        """Texts of a class to test on, below which it is skipped."""
-        return -(-self.fewest_texts // 4)
-
 
 class Scores(NamedTuple):
     """Of one probe on its test texts, half of which are of its class."""
