@@ -31,7 +31,6 @@ import math
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, SupportsFloat, Union, get_args, get_origin
@@ -129,11 +128,15 @@ class Config:
         return _built(cls, plain, cls.__name__, f"{where}: " if where else "", "")
 
 
-@cache
+_hints: dict[type, dict[str, Any]] = {}
+
+
 def hints(cls: type[Any]) -> dict[str, Any]:
     """The annotations of a dataclass's fields, in their order."""
-    known = type_hints(cls, include_extras=True)
-    return {item.name: known[item.name] for item in dataclasses.fields(cls)}
+    if cls not in _hints:
+        known = type_hints(cls, include_extras=True)
+        _hints[cls] = {item.name: known[item.name] for item in dataclasses.fields(cls)}
+    return _hints[cls]
 
 
 def _kind(cls: type) -> str:
@@ -199,8 +202,8 @@ def _converted(value: Any, hint: Any, name: str, from_json: bool, where: str = "
     elif hint is not Any and isinstance(hint, type) and not isinstance(value, hint):
         if from_json and issubclass(hint, Config):
             return _built(hint, value, name, where, f"{name}.")
-        named = f"{'an' if hint.__name__[0] in 'AEIOU' else 'a'} {hint.__name__}"
-        require(False, field, value, f"must be {EXACT.get(hint, named)}")
+        title = f"{'an' if hint.__name__[0] in 'AEIOU' else 'a'} {hint.__name__}"
+        require(False, field, value, f"must be {EXACT.get(hint, title)}")
     return value
 
 
