@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 Device = str | torch.device
 PathLike = str | Path
-SAEs = SAE | PathLike | Sequence[SAE | PathLike]
-"""SAEs in memory, folders of saved ones, or folders of runs."""
+SAEs = SAE | PathLike | Sequence[SAE | PathLike]  # SAEs in memory, folders of saved ones, or folders of runs
 
 
 def load_model(
@@ -267,12 +266,9 @@ def report(
 class Browser(NamedTuple):
     """The page of an SAE's latents."""
 
-    page: Path
-    """Its index.html."""
-    summary: str
-    """How many latents fire and are explained."""
-    notes: list[str]
-    """What is missing on it, and why."""
+    page: Path  # its index.html
+    summary: str  # how many latents fire and are explained
+    notes: list[str]  # what is missing on it, and why
 
 
 def browse(

@@ -28,8 +28,7 @@ NEEDED = {
     "report": {"plotly": "report"},
 }
 """Packages of each stage, by the extra that installs them."""
-PAGE = 12_000_000
-"""Bytes of a page with its figures and tables."""
+PAGE = 12_000_000  # bytes of a page with its figures and tables
 OF_TRAINING = (
     *("model", "layer", "text", "context", "tokens", "d_sae", "k", "scores", "multipliers", "others", "seeds"),
     *("seed_multiplier", "saes_per_run", "lr", "dead_after", "batch_size", "high_norm_factor", "heldout_tokens"),

@@ -40,62 +40,38 @@ class SyntheticPart(Config):
 class Scale(Config):
     """Everything that decides the results of a reproduction of the paper."""
 
-    synthetic: SyntheticPart
-    """The experiment with known features."""
-    model: str
-    """Language model."""
-    shape: Shape
-    """Its sizes, for the estimate."""
-    layer: int
-    """The residual stream after this block, counted from 0."""
-    text: str
-    """Text of training, core and autointerp."""
-    context: int
-    """Tokens per context."""
-    tokens: int
-    """Tokens to train on; a shorter text is read again from its beginning."""
-    d_sae: int
-    """Latents of each SAE."""
-    k: int
-    """Mean active latents per token, K."""
-    scores: tuple[str, ...] = PAPER_SCORES
-    """Scores of the pools."""
-    multipliers: tuple[float, ...] = (5.0,)
-    """Pool multipliers l, each with each score."""
-    others: tuple[str, ...] = ()
-    """Further methods beside BatchTopK, by their names in `sampled-sae train --methods`."""
+    synthetic: SyntheticPart  # the experiment with known features
+    model: str  # language model
+    shape: Shape  # its sizes, for the estimate
+    layer: int  # the residual stream after this block, counted from 0
+    text: str  # text of training, core and autointerp
+    context: int  # tokens per context
+    tokens: int  # tokens to train on; a shorter text is read again from its beginning
+    d_sae: int  # latents of each SAE
+    k: int  # mean active latents per token, K
+    scores: tuple[str, ...] = PAPER_SCORES  # scores of the pools
+    multipliers: tuple[float, ...] = (5.0,)  # pool multipliers l, each with each score
+    others: tuple[str, ...] = ()  # further methods beside BatchTopK, by their names in `sampled-sae train --methods`
     seeds: Annotated[tuple[Seed, ...], NotEmpty] = (0, 1, 2)
     """The first is the sweep's. BatchTopK and each score at `seed_multiplier` are trained with all of them."""
-    seed_multiplier: float = 5.0
-    """Multiplier l of the SAEs that are compared across seeds."""
+    seed_multiplier: float = 5.0  # multiplier l of the SAEs that are compared across seeds
     saes_per_run: Positive = 100
     """Most SAEs that are trained together; fewer need less disk for checkpoints, and the text is read more often."""
-    lr: float = 3e-4
-    """Peak learning rate."""
-    dead_after: int = 10_000_000
-    """Tokens without firing after which a latent counts as dead."""
-    batch_size: int = 4096
-    """Tokens per step."""
+    lr: float = 3e-4  # peak learning rate
+    dead_after: int = 10_000_000  # tokens without firing after which a latent counts as dead
+    batch_size: int = 4096  # tokens per step
     high_norm_factor: float = 10.0
     """Tokens whose norm is above this multiple of the median are not trained on; infinity keeps them."""
-    heldout_tokens: int = 65_536
-    """Tokens kept out of training."""
-    buffer_tokens: int = 2**19
-    """Tokens that are shuffled together."""
-    checkpoint_every: int = 1000
-    """Steps between two checkpoints."""
-    core: CoreConfig = field(default_factory=lambda: CoreConfig(contexts=64))
-    """Reconstruction and model loss."""
+    heldout_tokens: int = 65_536  # tokens kept out of training
+    buffer_tokens: int = 2**19  # tokens that are shuffled together
+    checkpoint_every: int = 1000  # steps between two checkpoints
+    core: CoreConfig = field(default_factory=lambda: CoreConfig(contexts=64))  # reconstruction and model loss
     probing: ProbingConfig = field(default_factory=ProbingConfig)
     """Sparse probing; the file of `STAND_IN` among its datasets is written by the stage."""
-    absorption: AbsorptionConfig = field(default_factory=AbsorptionConfig)
-    """First-letter absorption."""
-    autointerp: AutointerpConfig = field(default_factory=AutointerpConfig)
-    """Automated interpretability."""
-    similarity: SimilarityConfig = field(default_factory=SimilarityConfig)
-    """The comparison of SAEs."""
-    figures: bool = True
-    """Whether the report writes its figures as files too."""
+    absorption: AbsorptionConfig = field(default_factory=AbsorptionConfig)  # first-letter absorption
+    autointerp: AutointerpConfig = field(default_factory=AutointerpConfig)  # automated interpretability
+    similarity: SimilarityConfig = field(default_factory=SimilarityConfig)  # the comparison of SAEs
+    figures: bool = True  # whether the report writes its figures as files too
 
     def check(self) -> None:
         right = "must be one of the multipliers"

@@ -33,22 +33,14 @@ RECORD = "reproduce.json"
 class Stage:
     """One part of the work, resumable by itself."""
 
-    name: str
-    """For `--only`, `--skip` and the record."""
-    settings: dict[str, Any]
-    """What decides its results, as plain JSON."""
-    run: Callable[[], Any]
-    """Does the work, or continues it."""
-    leaves: tuple[Path, ...]
-    """Files that exist when it is finished."""
-    needs: tuple[str, ...] = ()
-    """Stages that must be finished before."""
-    reads: tuple[str, ...] = ()
-    """Stages whose results it includes if they exist; it is run again after them."""
-    keeps: bool = False
-    """Whether its folder cannot be used again under other settings."""
-    commands: tuple[str, ...] = ()
-    """The same as command lines."""
+    name: str  # for `--only`, `--skip` and the record
+    settings: dict[str, Any]  # what decides its results, as plain JSON
+    run: Callable[[], Any]  # does the work, or continues it
+    leaves: tuple[Path, ...]  # files that exist when it is finished
+    needs: tuple[str, ...] = ()  # stages that must be finished before
+    reads: tuple[str, ...] = ()  # stages whose results it includes if they exist; it is run again after them
+    keeps: bool = False  # whether its folder cannot be used again under other settings
+    commands: tuple[str, ...] = ()  # the same as command lines
 
 
 class Record:
@@ -80,12 +72,10 @@ class Record:
 
     def check(self, stage: Stage) -> None:
         """Refuse other settings where a stage cannot be started again."""
-        old = self.entry(stage.name).get("settings")
-        if stage.keeps and old is not None:
-            difference = first_difference(old, plain(stage.settings))
-            if difference:
-                other = f"{stage.name} was started with other settings: {difference}"
-                raise UserError(f"{self.path}: {other}; choose another folder")
+        old, new = self.entry(stage.name).get("settings"), plain(stage.settings)
+        if stage.keeps and old is not None and (difference := first_difference(old, new)):
+            other = f"{stage.name} was started with other settings: {difference}"
+            raise UserError(f"{self.path}: {other}; choose another folder")
 
     def write(self, **about: Any) -> None:
         self.content |= about
@@ -154,10 +144,14 @@ def chosen(stages: Sequence[Stage], only: Sequence[str] | None, skip: Sequence[s
 def run_stages(stages: Sequence[Stage], out: Path, scale: str, about: dict[str, Any]) -> None:
     """Run the stages that are not finished; after an interruption the same call continues."""
     with alone_in(out):
-        record = Record(out, scale)
+        record, ahead = Record(out, scale), set[str]()
         for stage in stages:
             record.check(stage)
-        _check_needs(stages, record)
+        for stage in stages:
+            for name in stage.needs:
+                if name not in ahead and not record.is_finished(name):
+                    raise UserError(f"{stage.name}: needs {name}, which is not finished in {record.path.parent}")
+            ahead.add(stage.name)
         record.write(**about)
         for number, stage in enumerate(stages, start=1):
             head = f"[{number}/{len(stages)}] {stage.name}"
@@ -165,15 +159,6 @@ def run_stages(stages: Sequence[Stage], out: Path, scale: str, about: dict[str, 
                 say(f"{head}: finished before, {clock(record.entry(stage.name)['seconds'])}")
             else:
                 say(f"{head}: {clock(_run(stage, record, head))}")
-
-
-def _check_needs(stages: Sequence[Stage], record: Record) -> None:
-    ahead: set[str] = set()
-    for stage in stages:
-        for name in stage.needs:
-            if name not in ahead and not record.is_finished(name):
-                raise UserError(f"{stage.name}: needs {name}, which is not finished in {record.path.parent}")
-        ahead.add(stage.name)
 
 
 def _run(stage: Stage, record: Record, head: str) -> float:
@@ -188,8 +173,7 @@ def _run(stage: Stage, record: Record, head: str) -> float:
     except (KeyboardInterrupt, Interrupted):
         raise Interrupted(f"in stage {stage.name}; the same command continues from there") from None
     finally:
-        seconds = time.monotonic() - begin
-        record.end(stage, seconds, finished)
+        record.end(stage, seconds := time.monotonic() - begin, finished)
     return seconds
 
 

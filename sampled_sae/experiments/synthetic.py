@@ -26,13 +26,10 @@ from sampled_sae.utils.system import git_commit, usable_device, versions
 class Cell:
     """One configuration of the grid, trained once for each seed."""
 
-    group: str
-    """Color and panel in the figures."""
-    label: str
-    """Name in tables."""
+    group: str  # color and panel in the figures
+    label: str  # name in tables
     config: SAEConfig
-    l: float | None = None
-    """The multiplier, for constant scored pools."""
+    l: float | None = None  # the multiplier, for constant scored pools
 
     @property
     def name(self) -> str:
@@ -106,36 +103,22 @@ def improved(cells: dict[str, Cell]) -> list[Cell]:
 class Experiment:
     """Data, sizes and training of one run of the experiment."""
 
-    data: SyntheticConfig
-    """The features and their distribution."""
-    d_sae: int
-    """Latents of each SAE."""
-    k: int
-    """Mean active latents per sample, K."""
-    steps: int
-    """Optimizer steps."""
-    batch_size: int
-    """Samples per step."""
-    samples: int | None = None
-    """Size of a fixed training set; none means fresh samples in each step."""
-    seeds: tuple[int, ...] = (0,)
-    """Each SAE is trained once for each seed, all on the same samples."""
-    scores: tuple[str, ...] = ("l2", "squared_l2", "entropy", "uniform")
-    """Scores of the constant pools."""
-    multipliers: tuple[float, ...] = (1, 5, 20)
-    """Their pool multipliers l."""
-    heldout: int = 65_536
-    """Fresh samples on which every SAE is measured."""
-    optimizer: OptimizerConfig = presets.PAPER_OPTIMIZER
-    """Adam and the learning rate."""
-    auxk: AuxKConfig = field(default_factory=AuxKConfig)
-    """Revival of dead latents."""
-    normalize: bool = False
-    """Scale the samples to unit root mean square norm while training."""
+    data: SyntheticConfig  # the features and their distribution
+    d_sae: int  # latents of each SAE
+    k: int  # mean active latents per sample, K
+    steps: int  # optimizer steps
+    batch_size: int  # samples per step
+    samples: int | None = None  # size of a fixed training set; none means fresh samples in each step
+    seeds: tuple[int, ...] = (0,)  # each SAE is trained once for each seed, all on the same samples
+    scores: tuple[str, ...] = ("l2", "squared_l2", "entropy", "uniform")  # scores of the constant pools
+    multipliers: tuple[float, ...] = (1, 5, 20)  # their pool multipliers l
+    heldout: int = 65_536  # fresh samples on which every SAE is measured
+    optimizer: OptimizerConfig = presets.PAPER_OPTIMIZER  # Adam and the learning rate
+    auxk: AuxKConfig = field(default_factory=AuxKConfig)  # revival of dead latents
+    normalize: bool = False  # scale the samples to unit root mean square norm while training
     extended: bool = False
     """Also the methods that train well, at higher learning rates and with earlier revival of dead latents."""
-    only: tuple[str, ...] | None = None
-    """Labels of the SAEs to train, out of the grid; none means all."""
+    only: tuple[str, ...] | None = None  # labels of the SAEs to train, out of the grid; none means all
 
 
 _L0_61 = PRESETS["l0-61"]
@@ -175,12 +158,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def experiment(
-    preset: str,
-    *,
-    data: str | None = None,
-    buckets: Any = None,
-    coefficients: Any = None,
-    **changes: Any,
+    preset: str, *, data: str | None = None, buckets: Any = None, coefficients: Any = None, **changes: Any
 ) -> Experiment:
     """The preset with other values; None keeps the preset's. `data` names a reading of the paper's probabilities."""
     base = EXPERIMENTS[preset]
@@ -232,21 +210,17 @@ def run(
     )
     measure = Measurement(data, experiment)
     labels = [cell for cell in cells for _ in experiment.seeds]
-    measured = []
+    measured: list[dict[str, Any]] = []
     bar = bars.show(len(saes), what="measuring", unit="SAEs", enabled=progress)
-    for cell, sae in zip(labels, saes, strict=True):
-        measured.append(describe(cell, sae) | measure(sae))
+    for cell, config, sae in zip(labels, configs, saes, strict=True):
+        about = {"name": config.name, "label": cell.label, "group": cell.group, "l": cell.l, "seed": config.seed}
+        measured.append(about | {"config": config.to_dict()} | measure(sae))
         bar.update(len(measured))
     bar.close()
     results = {
         "preset": preset,
         "data": {"config": experiment.data.to_dict(), **data.statistics()},
-        "train": {
-            "steps": experiment.steps,
-            "batch_size": experiment.batch_size,
-            "samples": experiment.samples,
-            "normalize": experiment.normalize,
-        },
+        "train": {name: getattr(experiment, name) for name in ("steps", "batch_size", "samples", "normalize")},
         "seed": experiment.seeds[0],
         "device": str(place),
         "versions": versions(),
@@ -270,19 +244,6 @@ def show(results: dict[str, Any], out: Path) -> None:
     page = write_page(out)
     print_results(results)
     print(f"\nFigures and all settings: {page}")
-
-
-def describe(cell: Cell, sae: SAE) -> dict[str, Any]:
-    """Who this SAE is, for tables and pictures."""
-    assert sae.cfg.training is not None
-    return {
-        "name": sae.cfg.training.name,
-        "label": cell.label,
-        "group": cell.group,
-        "l": cell.l,
-        "seed": sae.cfg.training.seed,
-        "config": sae.cfg.training.to_dict(),
-    }
 
 
 class Measurement:
@@ -335,17 +296,13 @@ def merge(folders: Sequence[Path], out: Path) -> dict[str, Any]:
             origins.append(origin)
     merged = parts[0] | {"saes": [sae for part in parts for sae in part["saes"]], "origins": origins}
     for folder, part in zip(folders, parts, strict=True):
-        for key, old, new in (
-            ("data.config", merged["data"]["config"], part["data"]["config"]),
-            ("train", merged["train"], part["train"]),
-        ):
-            difference = first_difference(old, new, key)
-            if difference:
-                raise UserError(f"{folder / 'results.json'}: not the same experiment: {difference}")
+        difference = first_difference(merged["data"]["config"], part["data"]["config"], "data.config")
+        difference = difference or first_difference(merged["train"], part["train"], "train")
+        if difference:
+            raise UserError(f"{folder / 'results.json'}: not the same experiment: {difference}")
     names = [sae["name"] for sae in merged["saes"]]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{out}: {name} is in more than one of the runs")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{out}: {twice[0]} is in more than one of the runs")
     make_folder(out)
     logs = [folder / "log.jsonl" for folder in folders]
     write_text(

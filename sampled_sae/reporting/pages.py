@@ -74,17 +74,14 @@ def _environment(folder: Path) -> Environment:
     made.filters |= {"in_script": in_script, "settings": _settings, "hashed": _hashed}
     made.filters["bolded"] = lambda text: text.split(BOLD)
     made.globals |= {"dark": DARK, "dash": dash, "form": form, "page_rows": page_rows, "text_columns": text_columns}
-    made.globals |= {"source": functools.partial(_source, folder), "plotly_script": _plotly_script}
+    made.globals["source"] = lambda name: trusted((folder / name).read_text(encoding="utf-8"))
+    made.globals["plotly_script"] = _plotly_script
     return made
 
 
 def _visible(value: Any) -> Any:
     """What jinja2 does with each value before it is escaped; markup has been through it."""
     return shown(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
-
-
-def _source(folder: Path, name: str) -> str:
-    return trusted((folder / name).read_text(encoding="utf-8"))
 
 
 def _plotly_script() -> str:
@@ -131,9 +128,8 @@ class PageCell(NamedTuple):
 
 def text_columns(table: Table) -> set[int]:
     """Columns that hold text and are aligned left."""
-    return {
-        c for c, column in enumerate(table.columns) if column.wide or any(isinstance(r[c], str) for r in table.rows)
-    }
+    cells = [[row[c] for row in table.rows] for c in range(len(table.columns))]
+    return {c for c, column in enumerate(table.columns) if column.wide or any(isinstance(x, str) for x in cells[c])}
 
 
 def page_rows(table: Table) -> Iterator[list[PageCell]]:

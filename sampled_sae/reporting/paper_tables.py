@@ -121,15 +121,12 @@ def _probing(sweep: Sweep, before: str) -> Table | Missing:
         return Missing(name, PROBING, "no SAE has probing results; run sampled-sae eval --evals probing")
     rows: list[list[Any]] = []
     bold: set[tuple[int, int]] = set()
-    rules = set()
     for k in ks:
         values = [row.mean(("values", f"probing_{k}")) for row in chosen]
         bold |= {(len(rows) + index, 3) for index in best_of(values, 4)}
-        rules.add(len(rows))
-        rows += [
-            [k, title_of(row.label), row.mean(("values", "fvu")), value]
-            for row, value in zip(chosen, values, strict=True)
-        ]
+        labels = [[k, title_of(row.label), row.mean(("values", "fvu"))] for row in chosen]
+        rows += [[*label, value] for label, value in zip(labels, values, strict=True)]
+    rules = range(0, len(rows), len(chosen))
     heads = [Column("k"), Column("Architecture (with l)"), Column("FVU", 3), Column("SAE accuracy", 4)]
     note = (
         f"Test accuracy of a probe on k latents, mean over classes, then datasets ({', '.join(_datasets(sweep))}). "
@@ -141,15 +138,13 @@ def _probing(sweep: Sweep, before: str) -> Table | Missing:
 
 def _best_l(sweep: Sweep, ks: list[int]) -> list[Configuration]:
     """One row of each group: the one of the highest mean accuracy; BatchTopK last, as in the paper."""
-    found: dict[str, tuple[float, Configuration]] = {}
+    found: dict[str, list[tuple[float, Configuration]]] = {}
     for row in sweep.rows:
         values = [value for k in ks if (value := row.mean(("values", f"probing_{k}"))) is not None]
         if len(values) == len(ks) and values:
-            mean = statistics.fmean(values)
-            if row.group not in found or mean > found[row.group][0]:
-                found[row.group] = (mean, row)
+            found.setdefault(row.group, []).append((statistics.fmean(values), row))
     order = sorted(found, key=lambda group: group == BASE)
-    return [found[group][1] for group in order]
+    return [max(found[group], key=lambda item: item[0])[1] for group in order]
 
 
 def _datasets(sweep: Sweep) -> list[str]:
@@ -171,9 +166,8 @@ def _top(sweep: Sweep, group: str, before: str) -> Table | Missing:
     ]
     if not found:
         there = any(row.group == group for row in sweep.rows)
-        why = "run sampled-sae eval --evals autointerp" if there else "no such SAE was trained"
-        return Missing(name, title, why)
-    row, run, latents = min(found, key=lambda one: (-(one[0].l or 0.0), one[0].label, _seed(one[1])))
+        return Missing(name, title, "run sampled-sae eval --evals autointerp" if there else "no such SAE was trained")
+    row, run, latents = min(found, key=lambda one: (-(one[0].l or 0.0), one[0].label, _whole(one[1]["seed"])))
     rows = [[rank, score, latent, text, row.l] for rank, (score, latent, text) in enumerate(latents[:TOP], start=1)]
     heads = [Column("Rank"), Column("Score", 3), Column("Latent"), Column("Explanation", wide=True), Column("l")]
     mean = run["values"].get("autointerp")
@@ -187,8 +181,8 @@ def _top(sweep: Sweep, group: str, before: str) -> Table | Missing:
     return Table(heads, rows, name, title, note)
 
 
-def _seed(run: dict[str, Any]) -> int:
-    return run["seed"] if isinstance(run["seed"], int) else 0
+def _whole(seed: Any) -> int:
+    return seed if isinstance(seed, int) else 0
 
 
 def _explained(sae: Saved) -> list[tuple[float, int, str]]:
@@ -321,9 +315,7 @@ def _scores(content: Content, after: str) -> Table | Missing:
                     same = same and seeds.get(str(pair.get("a"))) == seeds.get(str(pair.get("b")))
     if not found:
         return Missing(name, ACROSS, "BatchTopK was not compared with another configuration")
-    rows: list[list[Any]] = [
-        [title_of(label), statistics.fmean(values), len(values)] for label, values in found.items()
-    ]
+    rows = [(title_of(label), statistics.fmean(values), len(values)) for label, values in found.items()]
     note = "From BatchTopK's latents to the other SAE's, mean over n pairs."
     if same:
         note += " Both SAEs of a pair have the same seed and start values, which keeps them similar."
@@ -361,5 +353,4 @@ def _against_base(content: Content, score: str) -> Iterator[tuple[float, int, Co
             group, l = kind_of(str(of.get("group")))
             base = kind_of(str(against.get("group")))[0] == BASE
             if group == score and l is not None and base and (dicts(item, "table") or item.get("equals")):
-                seed = of.get("seed")
-                yield l, seed if isinstance(seed, int) else 0, item
+                yield l, _whole(of.get("seed")), item

@@ -64,16 +64,13 @@ def comma_separated(table: Table) -> str:
     """All digits of all values; a column with ranges becomes three: NAME, NAME_low and NAME_high."""
     names = [column.name or column.title for column in table.columns]
     ranged = [any(isinstance(row[c], tuple) for row in table.rows) for c in range(len(names))]
-    heads = [head for name, three in zip(names, ranged, strict=True) for head in _three(name, three)]
+    ends = ("", "_low", "_high")
+    heads = [name + end for name, three in zip(names, ranged, strict=True) for end in (ends if three else ends[:1])]
     parts = [
         [cell if isinstance(cell, tuple) else (cell, *[None] * 2 * ranged[c]) for c, cell in enumerate(row)]
         for row in table.rows
     ]
     return csv_text(heads, ([value for part in row for value in part] for row in parts))
-
-
-def _three(name: str, ranged: bool) -> list[str]:
-    return [name, f"{name}_low", f"{name}_high"] if ranged else [name]
 
 
 # ---- Markdown ------------------------------------------------------------------------------------------
@@ -138,8 +135,8 @@ SIGNS = {
     "“": "``",
     "”": "''",
 }
+# Those in pdfLaTeX's standard fonts.
 ACCENTS = set("\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327")
-"""Those in pdfLaTeX's standard fonts."""
 PLAIN = "¡¿£§©€ÆæØøßŒœŁł"  # other letters that pdfLaTeX takes as they are
 OTHER = r"""% \unicodeletter: the letter itself with XeLaTeX and LuaLaTeX, if the font has it; with pdfLaTeX its number.
 \providecommand{\unicodeletter}[1]{%
@@ -181,10 +178,8 @@ def _letter(sign: str) -> str:
 
 def head_lines(title: str, width: int = 9, after: str = "") -> list[str]:
     """A column header in lines, with `after` (LaTeX) at the end of the last one."""
-    lines = [
-        in_latex(line) for line in textwrap.wrap(title, width, break_long_words=False, break_on_hyphens=False)
-    ] or [""]
-    return [*lines[:-1], lines[-1] + after]
+    lines = textwrap.wrap(title, width, break_long_words=False, break_on_hyphens=False) or [""]
+    return [*map(in_latex, lines[:-1]), in_latex(lines[-1]) + after]
 
 
 def latex(table: Table) -> str:
@@ -194,9 +189,8 @@ def latex(table: Table) -> str:
         return text_file("Means over seeds, the smallest and the largest in brackets.", text)
     caption = rf"\caption{{{in_latex(table.title)}. {in_latex(table.note)}}}"
     label = rf"\label{{tab:{table.name.replace('_', '-')}}}\smallskip"
-    return text_file(
-        "", "\n".join([r"\begin{table}", r"\centering", caption, label, "", tabular(table), r"\end{table}"])
-    )
+    lines = [r"\begin{table}", r"\centering", caption, label, "", tabular(table), r"\end{table}"]
+    return text_file("", "\n".join(lines))
 
 
 def _blocks(table: Table) -> Iterator[Table]:
