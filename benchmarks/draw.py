@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 DOCS = Path(__file__).parent.parent / "docs"
-COLOURS = {"BatchTopK": "#0072B2", "TopK": "#D55E00", "l2 l=5": "#009E73", "uniform l=10": "#CC79A7"}
+COLORS = {"BatchTopK": "#0072B2", "TopK": "#D55E00", "l2 l=5": "#009E73", "uniform l=10": "#CC79A7"}
 TICKS = (0.2, 0.5, 1, 2, 5, 10, 20)
 STYLE = {"template": "plotly_white", "font": {"size": 14}, "legend": {"orientation": "h", "y": -0.12}}
 
@@ -23,21 +23,25 @@ def read(name: str) -> Any:
 
 
 def growth() -> go.Figure:
-    """Cost against each of m, d, B, K, ours as lines, the floors as dashes."""
-    titles = {"m": "latents m", "d": "width d", "B": "tokens a batch B", "K": "active latents K"}
+    """Time per step against m, d, B and K as lines, the lower bounds as dashes."""
+    titles = {"m": "d_sae", "d": "d_in", "B": "tokens per batch", "K": "active latents per token K"}
     points, base = read("growth")["points"], read("growth")["base"]
     figure = make_subplots(rows=2, cols=2, horizontal_spacing=0.09, vertical_spacing=0.16)
     for number, (axis, title) in enumerate(titles.items()):
         place = {"row": number // 2 + 1, "col": number % 2 + 1}
-        for kind, colour in COLOURS.items():
+        for kind, color in COLORS.items():
             mine = [p for p in points if p["axis"] == axis and p["kind"] == kind]
             xs = [p[axis] for p in mine]
-            common = {"x": xs, "legendgroup": kind, "showlegend": number == 0, "line": {"color": colour}}
+            common = {"x": xs, "legendgroup": kind, "showlegend": number == 0, "line": {"color": color}}
             figure.add_scatter(y=[p["ms"] for p in mine], name=kind, mode="lines+markers", **common, **place)
-            dashed = common | {"line": {"color": colour, "dash": "dot", "width": 1.5}}
-            figure.add_scatter(y=[p["floor_ms"] for p in mine], name=f"{kind}, floor", mode="lines", **dashed, **place)
+            dashed = common | {"line": {"color": color, "dash": "dot", "width": 1.5}}
+            figure.add_scatter(
+                y=[p["floor_ms"] for p in mine], name=f"{kind}, lower bound", mode="lines", **dashed, **place
+            )
         figure.update_xaxes(type="log", title=title, tickvals=xs, ticktext=[short(x) for x in xs], **place)
-        figure.update_yaxes(type="log", title="ms a step", tickvals=TICKS, ticktext=[f"{t:g}" for t in TICKS], **place)
+        figure.update_yaxes(
+            type="log", title="ms per step", tickvals=TICKS, ticktext=[f"{t:g}" for t in TICKS], **place
+        )
     words = "One training step on an H200 (where not varied: " + ", ".join(f"{k}={v:,}" for k, v in base.items()) + ")"
     return figure.update_layout(title=words, width=1100, height=860, **STYLE)
 
@@ -47,23 +51,23 @@ def short(n: int) -> str:
 
 
 def peers() -> go.Figure:
-    """Bars: everybody's milliseconds a step."""
+    """Bars: milliseconds per step of each program."""
     figures = {name: f["ms"] for name, f in read("step")["figures"].items()}
     shown = [name for name in figures if "half dead" not in name and "groups" not in name]
     shown.sort(key=figures.__getitem__, reverse=True)
-    colours = ["#0072B2" if name.startswith("sampled-sae") else "#999999" for name in shown]
+    colors = ["#0072B2" if name.startswith("sampled-sae") else "#999999" for name in shown]
     bar = go.Bar(
-        x=[figures[n] for n in shown], y=shown, orientation="h", marker={"color": colours},
+        x=[figures[n] for n in shown], y=shown, orientation="h", marker={"color": colors},
         text=[f"{figures[n]:.2f}" for n in shown], textposition="outside",
     )  # fmt: skip
     figure = go.Figure(bar)
-    figure.update_xaxes(title="ms a step", range=[0, 76])
-    words = "One training step, one run on an H200: d=768, m=65,536, K=60, B=4,096, fp32 weights"
+    figure.update_xaxes(title="ms per step", range=[0, 76])
+    words = "One training step, one run on an H200: d_in=768, d_sae=65,536, K=60, B=4,096, fp32 weights"
     return figure.update_layout(title=words, width=1100, height=640, **STYLE)
 
 
 def roofline() -> go.Figure:
-    """Each kernel of a BatchTopK step under what the machine can do."""
+    """Rates of the kernels of a BatchTopK step and the limits of the machine."""
     rates, kernels = read("growth"), [k for k in read("parts")["kernels"] if k["flop"]]
     bandwidth, speed = rates["bytes_a_second"], rates["operations_a_second"]
     ridge = speed / bandwidth
@@ -80,7 +84,7 @@ def roofline() -> go.Figure:
             x=[kernel["flop"] / kernel["bytes"]], y=[kernel["flop"] / kernel["ms"] / 1e9], mode="markers",
             marker={"symbol": symbol, "size": 14}, name=f"{kernel['name']}: {kernel['ms']:.2f} ms, {rate:.1f} TB/s",
         )  # fmt: skip
-    figure.update_xaxes(type="log", title="operations a byte", range=[-1, 3.5], dtick=1)
+    figure.update_xaxes(type="log", title="operations per byte", range=[-1, 3.5], dtick=1)
     figure.update_yaxes(type="log", title="TFLOP/s", range=[-0.5, 3.2], dtick=1)
     words = "Roofline of one BatchTopK step on an H200 (points above the roof read rows from the cache)"
     return figure.update_layout(title=words, width=1100, height=640, **STYLE | {"legend": {}})

@@ -1,7 +1,7 @@
-"""Gather what `sampled-sae eval` and `compare` left of the SAEs of language_model.py, and print the docs' tables of it.
+"""Collect the results of `sampled-sae eval` and `compare` for the SAEs of language_model.py, and print their tables.
 
 python benchmarks/evaluations.py gather KEPT     # -> docs/smollm2/*.json
-python benchmarks/evaluations.py                 # tables and picture of docs/smollm2.md from these
+python benchmarks/evaluations.py                 # tables and figure of docs/smollm2.md
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from language_model_table import COLOURS, DOCS, by, form, table
+from language_model_table import COLORS, DOCS, by, form, table
 
 FOLDER = DOCS / "smollm2"
 PAPER = ("BatchTopK", "l2, l = 5", "entropy, l = 3", "uniform, l = 4")
-"""Whom the paper's table of probing compares; its fourth score, squared L2, chooses the same pool as L2."""
+"""Methods of the paper's probing table; its fourth score, squared L2, selects the same pool as L2."""
 KS = ("1", "2", "5", "10")
 
 BESIDE = {
@@ -27,13 +27,13 @@ BESIDE = {
     "l2, l = 5": "bottom center",
     "BatchTopK": "bottom right",
 }
-"""Where names would lie on each other in the picture."""
+"""Positions of labels that would overlap in the figure."""
 
 Found = dict[str, Any]
 
 
 def gather(kept: Path) -> None:
-    """Of each SAE its reconstruction (from language_model.py), probing and absorption; the comparison of all."""
+    """Write core results (of language_model.py), probing and absorption of each SAE, and the comparison to FOLDER."""
     trained = json.loads((DOCS / "language-models" / "final.json").read_text())
     saes = []
     for line in trained["runs"]:
@@ -58,7 +58,7 @@ def gather(kept: Path) -> None:
 
 
 def probing(saved: Found) -> Found:
-    """Means over classes, for each dataset and over all of them."""
+    """Means over classes, per dataset and over all datasets."""
     result = saved["result"]
     return {
         "summary": result["summary"],
@@ -70,7 +70,7 @@ def probing(saved: Found) -> Found:
 
 
 def absorption(saved: Found) -> Found:
-    """Means over letters, and each letter's fraction."""
+    """Means over letters, and the fraction of each letter."""
     result = saved["result"]
     means = {key: result[key] for key in ("words", "usable_letters", "fraction", "full", "splits", "main_f1")}
     letters = {letter["letter"]: letter["fraction"] for letter in result["letters"]}
@@ -96,7 +96,7 @@ def fraction(sae: Found, of: str = "fraction") -> float:
 
 
 def row(saes: list[Found]) -> list[str]:
-    """One member, its seeds together."""
+    """One method, mean and range over its seeds."""
     probed = [sae for sae in saes if sae["probing"]]
     everything = [sae["probing"]["summary"]["all_latents"]["accuracy"]["mean"] for sae in probed]
     return [
@@ -109,42 +109,42 @@ def row(saes: list[Found]) -> list[str]:
 
 
 def paper_rows(saes: list[Found]) -> list[list[str]]:
-    """The paper's table: for each k its members, the best of them bold."""
+    """The paper's table: the methods for each k, the best one bold."""
     chosen = [group for name in PAPER for group in by("name", saes) if group[0]["name"] == name]
     rows = []
     for k in KS:
         scores = [mean(accuracy(sae, k) for sae in group if sae["probing"]) for group in chosen]
         for group, score in zip(chosen, scores, strict=True):
             fvu = form([mean(sae["core"]["normal"]["fvu"]["value"] for sae in group)], 3)
-            shown = f"{score:.4f}".removeprefix("0")
+            shown = f"{score:.4f}"
             rows.append([k, group[0]["name"], fvu, f"**{shown}**" if score == max(scores) else shown])
     return rows
 
 
-def picture(saes: list[Found]) -> None:
-    """Probing at k = 5 against absorption, a line from the lowest to the highest seed."""
+def figure(saes: list[Found]) -> None:
+    """Probing at k = 5 against absorption, with the range over seeds."""
     import plotly.graph_objects as go
 
-    figure = go.Figure()
+    drawing = go.Figure()
     for group in by("name", saes):
         name = group[0]["name"]
         first = name.split(",")[0].split(" ")[0]
         xs, ys = [fraction(sae) for sae in group], [accuracy(sae, "5") for sae in group if sae["probing"]]
         symbol = "diamond" if "released" in name else "star" if "then" in name else "circle"
         spread = {"type": "data", "symmetric": False, "width": 0, "thickness": 1}
-        figure.add_scatter(
+        drawing.add_scatter(
             x=[mean(xs)], y=[mean(ys)], name=name, mode="markers+text", text=[name], showlegend=False,
             textposition=BESIDE.get(name, "top center"),
-            textfont={"size": 11, "color": COLOURS[first]},
+            textfont={"size": 11, "color": COLORS[first]},
             error_x=spread | {"array": [max(xs) - mean(xs)], "arrayminus": [mean(xs) - min(xs)]},
             error_y=spread | {"array": [max(ys) - mean(ys)], "arrayminus": [mean(ys) - min(ys)]},
-            marker={"color": COLOURS[first], "symbol": symbol, "size": 9 + 4 * (symbol == "star")},
+            marker={"color": COLORS[first], "symbol": symbol, "size": 9 + 4 * (symbol == "star")},
         )  # fmt: skip
-    figure.update_xaxes(title="absorption fraction (lower is better)", range=[0, 0.52])
-    figure.update_yaxes(title="probing accuracy, k = 5 (higher is better)")
-    words = "SmolLM2 layer 12, m = 65,536, K = 60; bars from the lowest to the highest seed"
-    figure.update_layout(title=words, width=1100, height=640, template="plotly_white", font={"size": 14})
-    figure.write_image(DOCS / "images" / "smollm2-probing-absorption.png", scale=1.5)
+    drawing.update_xaxes(title="absorption fraction (lower is better)", range=[0, 0.52])
+    drawing.update_yaxes(title="probing accuracy, k = 5 (higher is better)")
+    words = "SmolLM2 layer 12, d_sae = 65,536, K = 60; bars: range over seeds"
+    drawing.update_layout(title=words, width=1100, height=640, template="plotly_white", font={"size": 14})
+    drawing.write_image(DOCS / "images" / "smollm2-probing-absorption.png", scale=1.5)
 
 
 def main() -> None:
@@ -164,7 +164,7 @@ def main() -> None:
     first = rows[names.index("BatchTopK")]
     others = [(name, value) for name, value in zip(names, first, strict=True) if name != "BatchTopK"]
     table(("BatchTopK's latents in", "MMCS"), ([n, f"{v:.3f}"] for n, v in sorted(others, key=lambda pair: -pair[1])))
-    picture(saes)
+    figure(saes)
 
 
 if __name__ == "__main__":

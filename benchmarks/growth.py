@@ -1,9 +1,9 @@
-"""How a step's cost grows with m, d, B and K, with the floor beside it: what the hardware alone would take.
+"""Time per step against d_sae (m), d_in (d), batch size (B) and K, with a lower bound from the hardware.
 
     python benchmarks/growth.py --out growth.json
 
-The floor counts, at this machine's own measured rates: the encoder's product, one read of Z (where Z is cut),
-one pass of Adam over both matrices with their gradients and 16-bit copies, and nothing else.
+The lower bound is the time, at this machine's measured rates, of the encoder's product, one read of Z (if there is a
+selection from Z), and one pass of Adam over both matrices with their gradients and 16-bit copies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AXES = {
 
 
 def rates() -> tuple[float, float]:
-    """Bytes a second of a copy, operations a second of a product in bfloat16."""
+    """Bytes per second of a copy, operations per second of a product in bfloat16."""
     big = torch.rand(2**28, device="cuda")
     other = torch.empty_like(big)
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -48,7 +48,7 @@ def seconds(work, repeat: int = 10) -> float:
 
 
 def floor(kind: str, m: int, d: int, B: int, K: int, bandwidth: float, speed: float) -> float:
-    """Seconds that a step takes at the least."""
+    """Lower bound of a step, in seconds."""
     encoded = {"uniform l=10": 10 * K, "l2 l=5": m + 5 * K}.get(kind, m)
     product = 2 * B * encoded * d / speed
     read = 0.0 if kind == "uniform l=10" else 2 * B * m / bandwidth

@@ -1,9 +1,9 @@
-"""Activations of a language model: tokens a second of a plain loop, of the harvest, and of the harvest compiled.
+"""Activations of a language model: tokens per second of a plain loop, the harvest, and the compiled harvest.
 
 python benchmarks/harvest.py --model MODEL --text TEXT --layer 12 --context 512 --out harvest.json
 
-The plain loop is what one writes by hand: the whole model under no_grad, 64 contexts at a time, hidden states kept of
-one layer. The harvest's figure includes tokenizing, leaving tokens out by norm and shuffling.
+The plain loop is a baseline: the whole model under no_grad, 64 contexts at a time, keeping the hidden states of one
+layer. The harvest includes tokenizing, leaving out high-norm tokens and shuffling.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def synchronize() -> None:
 
 
 def rate(tokens: int, work: Callable[[], Any]) -> float:
-    """Tokens a second of one piece of work."""
+    """Tokens per second of one piece of work."""
     synchronize()
     begin = time.perf_counter()
     work()
@@ -49,7 +49,7 @@ def loop(model: LanguageModel, tokens: torch.Tensor, layer: int, whole: bool) ->
 
 
 def harvest(stream: HarvestStream, first: int, blocks: int) -> float:
-    """Tokens a second of some blocks; the first is begun before the clock."""
+    """Tokens per second of some blocks; the first one is started before the measurement."""
     size = stream.harvest.block_batches
     stream.batch(first * size)
     return rate(
@@ -86,9 +86,7 @@ def main() -> None:
     for name, default in (("layer", 12), ("context", 512), ("contexts", 2048), ("buffer", 2**19), ("blocks", 6)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--compile", action="store_true", help="also with the model's blocks compiled")
-    parser.add_argument(
-        "--tokenize-first", action="store_true", help="tokenize all of the text before the clock starts"
-    )
+    parser.add_argument("--tokenize-first", action="store_true", help="tokenize all of the text before the measurement")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     cuda = torch.cuda.is_available()

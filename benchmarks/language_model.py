@@ -1,12 +1,15 @@
-"""Members of the family on one layer of a language model: each at its own best learning rate, on the same tokens.
+"""Compare methods on one layer of a language model, each at its best learning rate, on the same tokens.
 
 python benchmarks/language_model.py tune rates full others final --model MODEL --text TEXT --heldout TEXT --out DIR
 
-`tune` trains everybody for an eighth of the tokens at each of RATES. `rates` trains the CONTENDERS for all tokens at
-the best of these, at a half and at a quarter of it: short runs like higher rates than long ones. `full` trains the
-others at the share of their best short rate that served most contenders best, `others` at the other shares, and
-`final` everybody at its best rate of all, SEEDED in three seeds. Each part leaves a JSON file in DIR and reads those
-before it; with --keep the SAEs are saved, to be evaluated further, and `final` does not train again what `others` kept.
+`tune` trains all methods on an eighth of the tokens at each of RATES. `rates` trains the CONTENDERS on all tokens at
+the best of these, at half and at a quarter of it, because short runs prefer higher rates than long ones. `full` trains
+the other methods at the fraction of their best short rate that was best for most contenders, `others` at the other
+fractions, and `final` each method at its best rate, SEEDED ones with three seeds. Each part writes a JSON file to DIR
+and reads those of the earlier parts. With --keep the SAEs are saved for further evaluation, and `final` does not train
+again what `others` saved.
+
+The figures in docs/language-models were measured with the recipe of version 0.1; this script uses the present one.
 """
 
 from __future__ import annotations
@@ -43,11 +46,11 @@ CONTENDERS = ("BatchTopK", "uniform 50%, released at 70%", "TopK for 70%, then B
 SHARES = (1.0, 0.5, 0.25)
 SEEDED = ("BatchTopK", "TopK for 70%, then BatchTopK", "l2, l = 5", "entropy, l = 30", "uniform, l = 100")
 TOO_SLOW = 4 / 3
-"""Where half of the best short rate made FVU so many times larger, a quarter of it is not tried on all tokens."""
+"""If half of the best short rate increased FVU by more than this factor, a quarter of it is not tried on all tokens."""
 
 
-def members(m: int, k: int) -> dict[str, ss.SAEConfig]:
-    """Who is compared, by name."""
+def methods(m: int, k: int) -> dict[str, ss.SAEConfig]:
+    """The compared configurations, by name."""
     found = {"BatchTopK": ss.batchtopk(m, k)}
     for score, ls in (("l2", (5, 30, 100)), ("entropy", (3, 30, 100)), ("uniform", (4, 100))):
         found |= {f"{score}, l = {l}": ss.sampled(m, k, score, l) for l in ls}
@@ -65,7 +68,7 @@ def at(config: ss.SAEConfig, rate: float, seed: int = 0) -> ss.SAEConfig:
 
 
 class Stopwatch(Callback):
-    """Milliseconds of one SAE's step, from every fiftieth of them."""
+    """Milliseconds of one SAE's step, measured at every fiftieth step."""
 
     def __init__(self) -> None:
         self.marks: dict[int, list[tuple[Any, Any]]] = {}
@@ -85,13 +88,13 @@ class Stopwatch(Callback):
         return event
 
     def milliseconds(self, config: ss.SAEConfig) -> float | None:
-        """The mean; with the harvest beside it, which takes its share of the GPU."""
+        """The mean, including the harvest's share of the GPU."""
         pairs = self.marks.get(id(config))
         return sum(a.elapsed_time(b) for a, b in pairs) / len(pairs) if pairs else None
 
 
 class Setting:
-    """Model, text and sizes, as the command line gives them."""
+    """Model, text and sizes of the command line."""
 
     def __init__(self, a: argparse.Namespace):
         self.a = a
@@ -107,14 +110,14 @@ class Setting:
         return stream
 
     def train(self, configs: list[ss.SAEConfig], tokens: int) -> tuple[list[ss.SAE], dict[str, Any]]:
-        """All of them on one stream; what it took."""
+        """Train all on one stream -> the SAEs and their times."""
         steps, stream, begin = tokens // self.a.batch, self.stream(), time.perf_counter()
         opened = time.perf_counter() - begin
         watch = Stopwatch()
         saes = ss.train(stream, configs, steps=steps, batch_size=self.a.batch, device=self.device, callbacks=[watch])
         seconds = time.perf_counter() - begin
         self.heldout = stream.heldout.to(self.device)
-        # Of the last block, what was trained on: memory of these tokens would show here.
+        # Training tokens of the last block: memorization would show here.
         self.trained = torch.cat(
             [stream.batch(steps - 1 - i) for i in range(min(16, (steps - 1) % stream.harvest.block_batches + 1))]
         )
@@ -122,7 +125,7 @@ class Setting:
         return saes, {"seconds": seconds, "open_seconds": opened, "steps": steps, "ms_a_step": each}
 
     def measure(self, saes: list[ss.SAE]) -> list[dict[str, Any]]:
-        """The core evaluation on other text."""
+        """Core evaluation on other text."""
         source = contexts(TextSource(self.a.heldout).documents(), self.model.tokenizer, self.text)
         tokens = torch.stack(list(islice(source, self.a.contexts)))
         settings = CoreConfig(put_in="normal", contexts_at_once=16, tokens_at_once=4096)
@@ -130,7 +133,7 @@ class Setting:
 
 
 def rows(s: Setting, names: list[str], saes: list[ss.SAE], took: dict[str, Any]) -> list[dict[str, Any]]:
-    """One line of the table for each SAE."""
+    """One line of the table per SAE."""
     lines, results = [], s.measure(saes)
     for name, sae, ms, result in zip(names, saes, took["ms_a_step"], results, strict=True):
         assert sae.cfg.training is not None
@@ -150,21 +153,21 @@ def rows(s: Setting, names: list[str], saes: list[ss.SAE], took: dict[str, Any])
 
 
 def tune(s: Setting) -> dict[str, Any]:
-    """An eighth of the tokens at each rate: FVU by threshold on held-out tokens."""
+    """An eighth of the tokens at each rate: FVU at the inference threshold on held-out tokens."""
     a = s.a
-    pairs = [(name, rate) for name in members(a.m, a.k) for rate in RATES]
-    saes, took = s.train([at(members(a.m, a.k)[name], rate) for name, rate in pairs], a.tokens // 8)
+    pairs = [(name, rate) for name in methods(a.m, a.k) for rate in RATES]
+    saes, took = s.train([at(methods(a.m, a.k)[name], rate) for name, rate in pairs], a.tokens // 8)
     lines = [
         {"name": name, "lr": rate, "fvu": 1 - by_threshold(sae, s.heldout).fve}
         for (name, rate), sae in zip(pairs, saes, strict=True)
     ]
-    best = {n: min((li for li in lines if li["name"] == n), key=lambda li: li["fvu"])["lr"] for n in members(a.m, a.k)}
+    best = {n: min((li for li in lines if li["name"] == n), key=lambda li: li["fvu"])["lr"] for n in methods(a.m, a.k)}
     return {"took": took, "runs": lines, "best": best}
 
 
 def rates(s: Setting) -> dict[str, Any]:
-    """The contenders at their best short rate, half and a quarter of it; which share served each best."""
-    best, listed = read(s, "tune")["best"], members(s.a.m, s.a.k)
+    """The contenders at their best short rate, half and a quarter of it; which of these was best for each."""
+    best, listed = read(s, "tune")["best"], methods(s.a.m, s.a.k)
     pairs = [(name, share) for name in CONTENDERS for share in SHARES]
     configs = [at(listed[name], share * best[name]) for name, share in pairs]
     found = whole(s, [name for name, _ in pairs], configs)
@@ -174,8 +177,8 @@ def rates(s: Setting) -> dict[str, Any]:
 
 
 def full(s: Setting) -> dict[str, Any]:
-    """The others, at the share of their best short rate that most contenders had."""
-    best, listed = read(s, "tune")["best"], members(s.a.m, s.a.k)
+    """The other methods, at the fraction of their best short rate that was best for most contenders."""
+    best, listed = read(s, "tune")["best"], methods(s.a.m, s.a.k)
     shares = list(read(s, "rates")["best_share"].values())
     share = max(shares, key=shares.count)
     names = [name for name in listed if name not in CONTENDERS]
@@ -183,8 +186,8 @@ def full(s: Setting) -> dict[str, Any]:
 
 
 def others(s: Setting) -> dict[str, Any]:
-    """The same at the other shares, and contenders at twice the highest rate where that was the best."""
-    tuned, listed = read(s, "tune"), members(s.a.m, s.a.k)
+    """The same at the other fractions, and contenders at twice the highest rate if that was their best."""
+    tuned, listed = read(s, "tune"), methods(s.a.m, s.a.k)
     best, short = tuned["best"], {(line["name"], line["lr"]): line["fvu"] for line in tuned["runs"]}
     pairs = []
     for name in (name for name in listed if name not in CONTENDERS):
@@ -198,8 +201,8 @@ def others(s: Setting) -> dict[str, Any]:
 
 
 def final(s: Setting) -> dict[str, Any]:
-    """Everybody at its best rate; some in three seeds."""
-    listed = members(s.a.m, s.a.k)
+    """Each method at its best rate; some with three seeds."""
+    listed = methods(s.a.m, s.a.k)
     runs = [line for part in ("rates", "full", "others") for line in read(s, part)["runs"]]
     best = {name: min((line for line in runs if line["name"] == name), key=fvu)["lr"] for name in listed}
     pairs = [(name, seed) for name in listed for seed in ((0, 1, 2) if name in SEEDED else (0,))]
@@ -229,7 +232,7 @@ def whole(s: Setting, names: list[str], configs: list[ss.SAEConfig]) -> dict[str
     if s.a.keep:
         for sae in saes:
             assert sae.cfg.training is not None
-            # Where the evaluations find model and text again.
+            # The evaluations read model and text from here.
             sae.cfg.metadata.update({"model_name": s.a.model, "text": s.a.text})
             folder = place(s, sae.cfg.training)
             sae.cfg = replace(sae.cfg, training=replace(sae.cfg.training, name=folder.name))
@@ -238,7 +241,7 @@ def whole(s: Setting, names: list[str], configs: list[ss.SAEConfig]) -> dict[str
 
 
 def place(s: Setting, config: ss.SAEConfig) -> Path:
-    """Where an SAE is kept."""
+    """Folder of a saved SAE."""
     folder: Path = s.a.keep / f"lr-{config.optimizer.lr:g}" / f"{label(config)}-s{config.seed}"
     return folder
 

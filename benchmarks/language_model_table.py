@@ -1,4 +1,4 @@
-"""Print the tables of docs/language-models.md from the figures beside it, and draw its picture (with --picture).
+"""Print the tables of docs/language-models.md from the JSON files beside it, and draw its figure (with --figure).
 
 python benchmarks/language_model_table.py
 """
@@ -13,14 +13,14 @@ from statistics import mean
 from typing import Any
 
 DOCS = Path(__file__).parent.parent / "docs"
-COLOURS = {"BatchTopK": "#000000", "TopK": "#D55E00", "uniform": "#CC79A7", "l2": "#0072B2", "entropy": "#009E73"}
-HEADS = ("", "lr", "FVU", "CE recovered", "over 10%", "dead", "FVU, own cut", "s")
+COLORS = {"BatchTopK": "#000000", "TopK": "#D55E00", "uniform": "#CC79A7", "l2": "#0072B2", "entropy": "#009E73"}
+HEADS = ("", "lr", "FVU", "CE recovered", "over 10%", "dead", "FVU, training-time selection", "s")
 
 Line = dict[str, Any]
 
 
 def runs(*parts: str) -> list[Line]:
-    """SAEs trained on all tokens, of these files."""
+    """SAEs trained on all tokens, from these files."""
     read = (json.loads((DOCS / "language-models" / f"{name}.json").read_text()) for name in parts)
     return [line for part in read for line in part["runs"]]
 
@@ -31,7 +31,7 @@ def fvu(line: Line) -> float:
 
 
 def by(key: str, lines: Iterable[Line]) -> list[list[Line]]:
-    """Lines with one value of the key together, those with the least FVU in the mean first."""
+    """Lines grouped by a key, the group with the lowest mean FVU first."""
     found: dict[Any, list[Line]] = {}
     for line in lines:
         found.setdefault(line[key], []).append(line)
@@ -39,14 +39,13 @@ def by(key: str, lines: Iterable[Line]) -> list[list[Line]]:
 
 
 def form(values: list[float], digits: int) -> str:
-    """Several seeds as mean and range."""
-    text = f"{mean(values):.{digits}f}".removeprefix("0")
-    ends = [f"{end:.{digits}f}".removeprefix("0") for end in (min(values), max(values))]
-    return text if len(values) == 1 else f"{text} ({ends[0]} to {ends[1]})"
+    """A single value, or mean and range over seeds."""
+    text = f"{mean(values):.{digits}f}"
+    return text if len(values) == 1 else f"{text} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def row(lines: list[Line]) -> list[str]:
-    """One member at its best rate."""
+    """One method at its best learning rate."""
     cores = [line["core"] for line in lines]
     return [
         lines[0]["name"] + (f", {len(lines)} seeds" if len(lines) > 1 else ""),
@@ -61,7 +60,7 @@ def row(lines: list[Line]) -> list[str]:
 
 
 def rates_row(lines: list[Line]) -> list[str]:
-    """FVU of one member's first seed at each rate that was tried on all tokens, the best one bold."""
+    """FVU of one method's first seed at each learning rate that was tried on all tokens, the best one bold."""
     best = min(map(fvu, lines))
     shown = [(line["lr"], fvu(line)) for line in sorted(lines, key=lambda line: line["lr"]) if line["seed"] == 0]
     words = [f"{form([value], 3)} at {lr:g}" for lr, value in shown]
@@ -75,8 +74,8 @@ def table(heads: Iterable[str], rows: Iterable[list[str]]) -> None:
         print(f"| {' | '.join(cells)} |")
 
 
-def picture() -> None:
-    """FVU against the share of latents that fired late in training, the rates of one member joined by a line."""
+def draw() -> None:
+    """FVU against the fraction of live latents; the learning rates of one method are joined by a line."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -88,14 +87,14 @@ def picture() -> None:
         figure.add_scatter(
             x=[1 - line["dead"] for line in lines], y=[fvu(line) for line in lines], name=name,
             text=[f"{line['lr']:g}" for line in lines], mode="markers+lines",
-            line={"color": COLOURS[first], "width": 1, "dash": "dot"},
-            marker={"color": COLOURS[first], "symbol": symbol, "size": 8 + 4 * (symbol == "star")},
+            line={"color": COLORS[first], "width": 1, "dash": "dot"},
+            marker={"color": COLORS[first], "symbol": symbol, "size": 8 + 4 * (symbol == "star")},
         )  # fmt: skip
-    figure.update_yaxes(type="log", title="FVU by threshold (lower is better)", range=[-1.12, -0.4])
+    figure.update_yaxes(type="log", title="FVU at the inference threshold (lower is better)", range=[-1.12, -0.4])
     figure.update_yaxes(tickvals=(ticks := (0.08, 0.09, 0.1, 0.12, 0.15, 0.2, 0.3)), ticktext=[f"{t:g}" for t in ticks])
     figure.update_xaxes(title="latents that fired in training's last 10M tokens", tickformat=".0%", range=[0, 1.02])
-    words = "SmolLM2 layer 12, 25M tokens, m = 65,536, K = 60, up to four learning rates each"
-    above = "above the picture: constant uniform pools, entropy l = 3, and entropy l = 30 and 100 at some rates"
+    words = "SmolLM2 layer 12, 25M tokens, d_sae = 65,536, K = 60, up to four learning rates each"
+    above = "above the range: constant uniform pools, entropy l = 3, and entropy l = 30 and 100 at some rates"
     title = {"text": f"{words}<br><sup>{above}</sup>"}
     figure.update_layout(title=title, width=1100, height=620, template="plotly_white", font={"size": 14})
     figure.write_image(DOCS / "images" / "language-model.png", scale=1.5)
@@ -105,5 +104,5 @@ if __name__ == "__main__":
     table(HEADS, map(row, by("name", runs("final"))))
     print()
     table(("", "FVU at each learning rate"), map(rates_row, by("name", runs("rates", "full", "others"))))
-    if "--picture" in sys.argv:
-        picture()
+    if "--figure" in sys.argv:
+        draw()

@@ -1,4 +1,4 @@
-"""Train one SAE by the fast path and one by the plain path on the same real activations, and compare them.
+"""Train SAEs on the fast path and on the plain path, on the same activations, and compare them.
 
 python benchmarks/paths.py ACTIVATIONS.npy --m 65536 --k 60 --steps 2000 --out paths.json
 """
@@ -21,7 +21,7 @@ from sampled_sae.training.heldout import as_trained, by_threshold
 
 
 def configs(m: int, k: int, lr: float) -> dict[str, ss.SAEConfig]:
-    """What is compared, by name."""
+    """The compared configurations, by name."""
     optimizer = ss.OptimizerConfig(lr=lr)
     return {
         "batchtopk": ss.batchtopk(m, k, optimizer=optimizer),
@@ -34,7 +34,7 @@ def configs(m: int, k: int, lr: float) -> dict[str, ss.SAEConfig]:
 
 
 def trained(config: ss.SAEConfig, path: str, x: Tensor, heldout: Tensor, steps: int, batch: int) -> dict[str, Any]:
-    """Train by one path; what came out, on held-out tokens."""
+    """Train on one path -> metrics on held-out tokens."""
     os.environ["SAMPLED_SAE_PATH"] = path
     begin = time.perf_counter()
     sae = ss.train(x, config, steps=steps, batch_size=batch, heldout=heldout, device=x.device, progress=False)
@@ -54,14 +54,14 @@ def trained(config: ss.SAEConfig, path: str, x: Tensor, heldout: Tensor, steps: 
 
 
 def compare(x: Tensor, heldout: Tensor, m: int, k: int, steps: int, batch: int, lr: float) -> list[dict[str, Any]]:
-    """x [n, d] on a GPU, heldout [n, d] -> one line for each configuration and path."""
+    """x [n, d] on a GPU, heldout [n, d] -> one line per configuration and path."""
     lines: list[dict[str, Any]] = []
     for name, config in configs(m, k, lr).items():
         for path in ("fast", "plain"):
             lines.append({"config": name, **trained(config, path, x, heldout, steps, batch)})
             print(json.dumps(lines[-1]), flush=True)
         fast, plain = lines[-2:]
-        print(f"{name}: FVU by the fast path over FVU by the plain one {fast['fvu'] / plain['fvu']:.4f}", flush=True)
+        print(f"{name}: FVU of the fast path / FVU of the plain path {fast['fvu'] / plain['fvu']:.4f}", flush=True)
     return lines
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("activations", type=Path, help=".npy [tokens, d]; the last 65,536 tokens are held out")
     for name, default in (("m", 65_536), ("k", 60), ("steps", 2000), ("batch", 4096)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--lr", type=float, default=ss.OptimizerConfig().lr)
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     stored = torch.from_numpy(np.load(a.activations, mmap_mode="r"))

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 Step = Callable[[Tensor, int], None]
 
-STEPS = 10**6  # the length of the run that the learning rate schedules are told
+STEPS = 10**6  # length of the run for the learning rate schedules
 
 # Packages that the peers import and their training steps do not use: language models, datasets, logging.
 # Where one is missing, a stand-in takes its place while the peer is imported. Of transformer_lens the step
@@ -52,7 +52,7 @@ class _StandIn(ModuleType):
 
 
 class _StandInFinder(MetaPathFinder, Loader):
-    """Comes last on sys.meta_path, so that it is asked only for what is not installed."""
+    """Last on sys.meta_path, so that it only handles packages that are not installed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -74,7 +74,7 @@ class _StandInFinder(MetaPathFinder, Loader):
 @contextlib.contextmanager
 def _importing() -> Iterator[None]:
     """Import a peer: stand-ins for the packages that are not there, and its messages on stderr."""
-    # These ask which packages are installed, so they come before the stand-ins.
+    # These check which packages are installed, so they are imported before the stand-ins.
     import accelerate.utils  # noqa: F401
     from transformers import (  # noqa: F401
         AutoModelForCausalLM,
@@ -148,7 +148,7 @@ def dictionary_learning(d: int, m: int, k: int, batch: int, device: str, dtype: 
 
 
 class _OneLayer(nn.Module):
-    """What sparsify's Trainer asks of a language model: one hookpoint, d wide."""
+    """The interface of a language model that sparsify's Trainer uses: one hookpoint of width d."""
 
     def __init__(self, d: int, device: str):
         super().__init__()

@@ -1,12 +1,12 @@
-"""Time one training step, ours beside the peers', in one run.
+"""Time one training step of sampled-sae and of its peers in one run.
 
     make bench                                                     two CPU cores, a small shape
     python benchmarks/step.py --device cuda --d 768 --m 65536 --k 60 --batch 4096     the paper's shape
 
-Each runs in a process of its own with the same data; rounds go from one to the next, so that a change in the
-machine's speed hits all of them. A round is as many steps in a row as fit into a moment, as in a run, and the
-median round counts. A peer that is not installed is named and left out: tests/peers/setup.sh installs two of
-them, benchmarks/carry_peers.sh fetches all three for a machine without internet (put its folder on PYTHONPATH).
+Each program runs in a separate process on the same data. Rounds alternate between the programs, so that a change in
+the machine's speed affects all of them. A round is a sequence of steps of about 0.4 s (`--seconds`); the median round
+counts. Peers that are not installed are named and left out: tests/peers/setup.sh installs two of them,
+benchmarks/carry_peers.sh downloads all three for a machine without internet (add its folder to PYTHONPATH).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PEERS_GPU = (
 
 
 def python_for(name: str) -> str:
-    """The interpreter whose environment has what is timed."""
+    """The interpreter of the environment in which the program is installed."""
     own = ROOT / ".peers" / name.split()[0].lower() / "bin" / "python"
     return str(own) if own.exists() else sys.executable
 
@@ -59,7 +59,7 @@ def answer(worker: subprocess.Popen[str], question: str | None) -> str:
 
 
 def running(names: list[str], arguments: list[str]) -> dict[str, subprocess.Popen[str]]:
-    """Start all, side by side; say which cannot run here."""
+    """Start all workers; print which are missing."""
     workers = {name: start(name, arguments) for name in names}
     with ThreadPoolExecutor() as threads:
         greetings = dict(zip(workers, threads.map(lambda w: answer(w, None), workers.values()), strict=True))
@@ -70,10 +70,10 @@ def running(names: list[str], arguments: list[str]) -> dict[str, subprocess.Pope
 
 
 def timed(workers: dict[str, subprocess.Popen[str]], rounds: int, seconds: float) -> dict[str, dict[str, Any]]:
-    """Milliseconds a step of each, round by round."""
+    """Milliseconds per step of each worker, by round."""
     figures: dict[str, dict[str, Any]] = {name: {"rounds": []} for name in workers}
     length = dict.fromkeys(workers, 2)
-    for number in range(rounds + 2):  # the first two warm up and say how many steps fit into a round
+    for number in range(rounds + 2):  # the first two warm up and set the length of a round
         for name, worker in workers.items():
             reply = json.loads(answer(worker, str(length[name])))
             step = reply["seconds"] / length[name]
@@ -91,7 +91,7 @@ def show(figures: dict[str, dict[str, Any]], gpu: bool) -> None:
     for name, figure in figures.items():
         low, high = min(figure["rounds"]), max(figure["rounds"])
         memory = f"  {figure['peak_gib']:5.2f} GiB" if gpu else ""
-        print(f"{name:48s} {figure['ms']:9.3f} ms a step ({low:.3f} to {high:.3f}){memory}")
+        print(f"{name:48s} {figure['ms']:9.3f} ms per step ({low:.3f} to {high:.3f}){memory}")
     for name in ("BatchTopK", "TopK"):
         mine = figures.get(f"sampled-sae {name}")
         for peer in peers:
@@ -105,7 +105,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seconds", type=float, default=0.4, help="length of a round")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--only", default="", help="only what has this word in its name")
+    parser.add_argument("--only", default="", help="only names that contain this text")
     parser.add_argument("--out", type=Path, help="write the figures there as JSON")
     a = parser.parse_args()
     gpu = a.device == "cuda"

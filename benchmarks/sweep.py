@@ -1,4 +1,4 @@
-"""The paper's sweep, four scores at twelve multipliers and BatchTopK, on one stream: time some steps of all of it.
+"""Time per step of the paper's sweep on one stream: four scores at twelve multipliers, and BatchTopK.
 
 python benchmarks/sweep.py --steps 60 --out sweep.json
 """

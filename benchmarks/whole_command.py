@@ -1,9 +1,9 @@
-"""From a model's name to a measured SAE: what the whole of it takes, and where the time goes.
+"""Time from a model's name to an evaluated SAE, by part.
 
 python benchmarks/whole_command.py --model MODEL --text TEXT --heldout TEXT --out FOLDER
 
-Does what `sampled-sae train` and `sampled-sae eval` do for one BatchTopK SAE, with a clock around each part. Harvest
-and steps are timed alone too, on part of the tokens, for they run side by side.
+Does the same as `sampled-sae train` and `sampled-sae eval` for one BatchTopK SAE, and times each part. Harvest and
+steps overlap, so each is also timed alone, on part of the tokens.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
     with clock("tokenize and hold out"):
         source = model_activations(model, a.text, a.layer, context=a.context, buffer_tokens=a.buffer)
         [stream] = source.open(a.batch, 65_536, 0).values()
-    config = ss.batchtopk(a.m, a.k, optimizer=ss.OptimizerConfig(lr=1.2e-3))
+    config = ss.batchtopk(a.m, a.k)
     common = {"batch_size": a.batch, "device": device, "checkpoint_every": a.checkpoint}
     with clock("harvest, train, calibrate, save"):
         sae = ss.train(stream, config, steps=a.tokens // a.batch, out=a.out / "run", **common)
@@ -72,7 +72,7 @@ def main() -> None:
         how = CoreConfig(put_in="normal", contexts_at_once=16)
         [result] = evaluate_core_many([sae], model, a.layer, tokens, how)
     CLOCK["all"] = time.perf_counter() - begin + CLOCK["import"]
-    print(f"FVU {result.normal.fvu.value:.4f}, all of it {CLOCK['all']:.1f} s", flush=True)
+    print(f"FVU {result.normal.fvu.value:.4f}, total {CLOCK['all']:.1f} s", flush=True)
     [fresh] = source.open(a.batch, 65_536, 0).values()
     blocks, size = 6, fresh.harvest.block_batches
     with clock(f"harvest alone, {blocks * size} batches"):

@@ -1,8 +1,8 @@
-"""One training step, ours or a peer's, timed in a process of its own at another process's request.
+"""Time training steps of sampled-sae or of a peer in a separate process, controlled by step.py.
 
     python benchmarks/worker.py NAME D M K BATCH DEVICE THREADS
 
-Prints "ready" or "missing: why", then answers each line "N" on stdin with the seconds that N steps took.
+Prints "ready" or "missing: REASON". Then, for each line "N" on stdin, runs N steps and prints the seconds they took.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def batches(d: int, batch: int, device: str, count: int = 8) -> list[Tensor]:
 
 
 def our_configs(m: int, k: int) -> dict[str, object]:
-    """What is timed of ours, by name."""
+    """The timed configurations of sampled-sae, by name."""
     import sampled_sae as ss
     from sampled_sae.method.config import AuxKConfig, PoolConfig, SAEConfig, Scope
 
@@ -49,21 +49,21 @@ def our_configs(m: int, k: int) -> dict[str, object]:
         "uniform l=10": ss.sampled(m, k, "uniform", 10),
         "uniform 50%": ss.released(m, k, "uniform", 0.5, at=1.0),
         "groups of 512": SAEConfig(m, k, pool=PoolConfig(scope=Scope(tokens=512))),
-        # Nobody who did not fire on this very batch: half of the latents, see `ours`.
+        # Latents that do not fire on the batch are dead: half of them, see `ours`.
         "BatchTopK, AuxK with half dead": ss.batchtopk(m, k, auxk=AuxKConfig(dead_after=1)),
         "16 SAEs, each": ss.batchtopk(m, k),
     }
 
 
 def ours(name: str, d: int, m: int, k: int, device: str) -> Step:
-    """Our step; the log's measurements are left out, as they are in most steps of a run."""
+    """A step of sampled-sae without the measurements of the log, as in most steps of a run."""
     from sampled_sae.training.learner import Learner
 
     copies = 16 if name.startswith("16") else 1
     config = our_configs(m, k)[name.removesuffix(", plain path")]
     learners = [Learner(config, d, 10**6, seed, torch.device(device), torch.float32) for seed in range(copies)]
     if "half dead" in name:
-        with torch.no_grad():  # too weak for the cut, so they never fire
+        with torch.no_grad():  # below the cut, so they never fire
             learners[0].weights.W_enc[::2] *= 0.02
         learners[0].path.load_state({})
 
@@ -92,7 +92,7 @@ def main() -> None:
         print(f"missing: {error}".splitlines()[0], flush=True)
         return
     done = 0
-    for _ in range(4):  # kernels are compiled and graphs recorded here
+    for _ in range(4):  # compiles kernels and records graphs
         step(data[done % len(data)], done)
         done += 1
     wait()
