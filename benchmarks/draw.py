@@ -42,7 +42,9 @@ def growth() -> go.Figure:
         figure.update_yaxes(
             type="log", title="ms per step", tickvals=TICKS, ticktext=[f"{t:g}" for t in TICKS], **place
         )
-    words = "One training step on an H200 (where not varied: " + ", ".join(f"{k}={v:,}" for k, v in base.items()) + ")"
+    names = {"m": "d_sae", "d": "d_in"}
+    fixed = ", ".join(f"{names.get(key, key)}={value:,}" for key, value in base.items())
+    words = f"One training step on an H200 (where not varied: {fixed})"
     return figure.update_layout(title=words, width=1100, height=860, **STYLE)
 
 
