@@ -10,8 +10,9 @@ from typing import Any
 from sampled_sae.data.contexts import find_end_of_text
 from sampled_sae.evals import Contexts, Evaluation, Job, Needs, register_evaluation
 from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp_many
-from sampled_sae.evals.autointerp.schema import CONTEXT, AutointerpConfig, AutointerpResult, to_saebench
+from sampled_sae.evals.autointerp.schema import CONTEXT, AutointerpConfig, AutointerpResult
 from sampled_sae.evals.core.schema import special_tokens
+from sampled_sae.evals.results import saebench_layout
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.cost import Cost, Workload
@@ -95,7 +96,35 @@ class Autointerp(Evaluation):
         return Cost(self.name, seconds, 2_000_000 * work.saes, 0)
 
     def to_saebench(self, result: AutointerpResult, config: AutointerpConfig) -> dict[str, Any]:
-        return to_saebench(result, config)
+        """SAEBench's layout; the score is detection's, comparable only where a chat model explains and judges."""
+        score = result.detection
+        details = {
+            str(latent.latent): {
+                "latent": latent.latent,
+                "explanation": latent.explanation,
+                **dict(zip(("score", "balanced", "fuzzing"), latent.scores, strict=True)),
+            }
+            for latent in result.latents
+        }
+        settings = {
+            "n_latents": None if config.latents else config.max_latents,
+            "override_latents": list(config.latents) or None,
+            "dead_latent_threshold": config.dead_below,
+            "random_seed": config.seed,
+            "buffer": config.buffer,
+            "no_overlap": True,
+            "act_threshold_frac": config.mark_above,
+            "total_tokens": result.tokens,
+            "scoring": True,
+            "n_top_ex_for_generation": config.shown_top,
+            "n_iw_sampled_ex_for_generation": config.shown_weighted,
+            "n_top_ex_for_scoring": config.scored_top,
+            "n_random_ex_for_scoring": config.scored_random,
+            "n_iw_sampled_ex_for_scoring": config.scored_weighted,
+        }
+        metrics = {"autointerp": {"autointerp_score": score.mean.value, "autointerp_std_dev": score.deviation}}
+        extra = {"explainer": result.explainer, "judge": result.judge, "latents": details}
+        return saebench_layout("autointerp", settings, metrics, [], extra)
 
     def save_extras(self, result: AutointerpResult, folder: Path) -> None:
         result.save_explanations(folder)

@@ -96,7 +96,7 @@ class Chat:
     def __init__(self, config: ChatConfig):
         """The key is looked up here, so that a missing one is reported before anything is computed."""
         self.config = config
-        self.cache = AnswerCache(None if config.cache is None else Path(config.cache).expanduser())
+        self.cache = AnswerCache(config)
         key = os.environ.get(config.key_variable, "")
         if not key and not config.local:
             raise UserError(f"{config.key_variable} is not set: {config.base_url} needs a key in that variable")
@@ -123,26 +123,22 @@ class Chat:
 
     def ask(self, questions: Sequence[Question], done: Done | None = None) -> list[Answer]:
         """An answer to each question, in order; `done` is called after each one."""
-        kept = [self.cache.find(self._body(question), self.config.base_url) for question in questions]
+        kept = [self.cache.find(self._body(question)) for question in questions]
         found = {number: Answer(text, cached=True) for number, text in enumerate(kept) if text is not None}
         if done is not None:
             done(len(found))
-        left = [number for number in range(len(questions)) if number not in found]
-        if left:
-            self._ask_all(questions, left, found, done)
+        self._ask_all({number: one for number, one in enumerate(questions) if number not in found}, found, done)
         answers = [found[number] for number in range(len(questions))]
         self.answers += answers
         return answers
 
-    def _ask_all(
-        self, questions: Sequence[Question], asked: list[int], found: dict[int, Answer], done: Done | None
-    ) -> None:
-        """Fill `found` with the answers to the questions of these numbers."""
+    def _ask_all(self, asked: dict[int, Question], found: dict[int, Answer], done: Done | None) -> None:
+        """Add the answers to these questions to `found`, by number."""
         pool, stop = ThreadPoolExecutor(self.config.concurrency), threading.Event()
         pending: dict[Future[Answer], int] = {}
         answered, lost = 0, 0
         try:
-            pending.update({pool.submit(self._ask, questions[number], stop): number for number in asked})
+            pending.update({pool.submit(self._ask, question, stop): number for number, question in asked.items()})
             while pending:
                 for future in wait(pending, return_when=FIRST_COMPLETED).done:
                     answer = future.result()
@@ -184,7 +180,7 @@ class Chat:
                 stop.set()
                 raise
             if answer.text is not None:
-                self.cache.keep(body, config.base_url, answer.text)
+                self.cache.keep(body, answer.text)
             return answer
         return Answer(None, f"{reason} ({config.attempts} attempts)")
 
@@ -279,11 +275,12 @@ NAME = "answers.jsonl"
 class AnswerCache:
     """Answers by endpoint and request. Several processes may add to one folder."""
 
-    def __init__(self, folder: Path | None):
+    def __init__(self, config: ChatConfig):
         """Without a folder, answers are kept in memory alone."""
+        self._url = config.base_url.rstrip("/")
         self._answers: dict[str, str] = {}
         self._lock = threading.Lock()
-        self._path = None if folder is None else make_folder(folder) / NAME
+        self._path = None if config.cache is None else make_folder(Path(config.cache).expanduser()) / NAME
         if self._path is not None and self._path.exists():
             # A line that was cut short is an answer that has to be asked for again.
             for line in self._path.read_text(encoding="utf-8", errors="replace").split("\n"):
@@ -291,13 +288,13 @@ class AnswerCache:
                     plain = json.loads(line)
                     self._answers[str(plain["key"])] = str(plain["answer"])
 
-    def find(self, body: dict[str, Any], url: str) -> str | None:
+    def find(self, body: dict[str, Any]) -> str | None:
         """The answer to a request's body, if it was ever given."""
-        return self._answers.get(_key(body, url))
+        return self._answers.get(self._key(body))
 
-    def keep(self, body: dict[str, Any], url: str, text: str) -> None:
+    def keep(self, body: dict[str, Any], text: str) -> None:
         """Add an answer, at once."""
-        key = _key(body, url)
+        key = self._key(body)
         with self._lock:
             self._answers[key] = text
             if self._path is not None:
@@ -306,7 +303,5 @@ class AnswerCache:
                 with writing(self._path), self._path.open("a", encoding="utf-8") as file:
                     file.write(f"\n{line}\n")
 
-
-def _key(body: dict[str, Any], url: str) -> str:
-    asked = json.dumps([url.rstrip("/"), body], sort_keys=True)
-    return hashlib.sha256(asked.encode()).hexdigest()
+    def _key(self, body: dict[str, Any]) -> str:
+        return hashlib.sha256(json.dumps([self._url, body], sort_keys=True).encode()).hexdigest()

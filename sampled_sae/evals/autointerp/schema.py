@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from sampled_sae.config import (
 from sampled_sae.evals.autointerp.chat import ChatConfig
 from sampled_sae.evals.bootstrap import NOTHING, Estimate, estimate, totals
 from sampled_sae.evals.core.schema import NormFactor
-from sampled_sae.evals.results import saebench_layout, save_explanations
+from sampled_sae.evals.results import save_explanations
 
 Kind = Literal["detection", "balanced", "fuzzing"]
 KINDS: tuple[Kind, ...] = ("detection", "balanced", "fuzzing")
@@ -234,35 +234,3 @@ def summarise(values: Sequence[float | None], settings: AutointerpConfig) -> Sco
     drawn = totals({"sum": there, "n": torch.ones(n)}, settings.resamples, settings.seed)
     mean = estimate(drawn["sum"] / drawn["n"], n, settings.level)
     return Score(mean, float(there.std()) if n > 1 else None, n)
-
-
-def to_saebench(result: AutointerpResult, settings: AutointerpConfig) -> dict[str, Any]:
-    """SAEBench's layout; its score is detection's, and means the same only where a chat model explains and judges."""
-    score = result.detection
-    details = {
-        str(latent.latent): {
-            "latent": latent.latent,
-            "explanation": latent.explanation,
-            **dict(zip(("score", "balanced", "fuzzing"), latent.scores, strict=True)),
-        }
-        for latent in result.latents
-    }
-    config = {
-        "n_latents": None if settings.latents else settings.max_latents,
-        "override_latents": list(settings.latents) or None,
-        "dead_latent_threshold": settings.dead_below,
-        "random_seed": settings.seed,
-        "buffer": settings.buffer,
-        "no_overlap": True,
-        "act_threshold_frac": settings.mark_above,
-        "total_tokens": result.tokens,
-        "scoring": True,
-        "n_top_ex_for_generation": settings.shown_top,
-        "n_iw_sampled_ex_for_generation": settings.shown_weighted,
-        "n_top_ex_for_scoring": settings.scored_top,
-        "n_random_ex_for_scoring": settings.scored_random,
-        "n_iw_sampled_ex_for_scoring": settings.scored_weighted,
-    }
-    metrics = {"autointerp": {"autointerp_score": score.mean.value, "autointerp_std_dev": score.deviation}}
-    extra = {"explainer": result.explainer, "judge": result.judge, "latents": details}
-    return saebench_layout("autointerp", config, metrics, [], extra)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from sampled_sae.evals.reading import Firings, Streams, collect_firings, counted_positions
 from sampled_sae.models.language_model import LanguageModel
@@ -87,9 +87,9 @@ def check_buffer(buffer: int, contexts: Tensor) -> None:
         )
 
 
-def latent_generator(seed: int, latent: int) -> torch.Generator:
+def latent_generator(seed: int, latent: int) -> Generator:
     """Draws of one latent, the same whatever other latents are looked at."""
-    return torch.Generator().manual_seed((seed * 1_000_003 + latent) % 2**63)
+    return Generator().manual_seed((seed * 1_000_003 + latent) % 2**63)
 
 
 def inner_firings(firings: Firings, latent: int, buffer: int) -> tuple[Tensor, Tensor]:
@@ -109,26 +109,18 @@ def top_places(firings: Firings, latent: int, k: int, buffer: int) -> Tensor:
 
 
 def drawn_places(
-    firings: Firings,
-    latent: int,
-    k: int,
-    buffer: int,
-    generator: torch.Generator,
-    *,
-    power: float = 2.0,
-    below: float | None = None,
+    firings: Firings, latent: int, k: int, buffer: int, generator: Generator, power: float = 2, below: float = torch.inf
 ) -> Tensor:
     """Places [<= k, 2] drawn without replacement, with chances as the activation to the `power`.
 
     Activations of at least `below` are not drawn.
     """
     places, value = inner_firings(firings, latent, buffer)
-    if below is not None:
-        places, value = places[value < below], value[value < below]
+    places, value = places[value < below], value[value < below]
     return places[drawn_order(value, power, generator)[:k]]
 
 
-def drawn_order(value: Tensor, power: float, generator: torch.Generator) -> Tensor:
+def drawn_order(value: Tensor, power: float, generator: Generator) -> Tensor:
     """The order [f] in which items would be drawn one after the other, with chances as value^power."""
     # Efraimidis and Spirakis: the largest of log(u) / weight come first.
     chance = torch.rand(len(value), generator=generator, dtype=torch.float64).clamp_min(1e-300)
@@ -137,14 +129,14 @@ def drawn_order(value: Tensor, power: float, generator: torch.Generator) -> Tens
     return (chance.log() / weight.clamp_min(1e-300)).argsort(descending=True, stable=True)
 
 
-def random_places(shape: tuple[int, int], k: int, buffer: int, generator: torch.Generator) -> Tensor:
+def random_places(shape: tuple[int, int], k: int, buffer: int, generator: Generator) -> Tensor:
     """Places [k, 2] anywhere in a text of n contexts of L tokens."""
     n, length = shape
     context = torch.randint(n, (k,), generator=generator)
     return torch.stack((context, torch.randint(buffer, length - buffer, (k,), generator=generator)), dim=1)
 
 
-def silent_places(dense: Tensor, k: int, buffer: int, generator: torch.Generator) -> Tensor:
+def silent_places(dense: Tensor, k: int, buffer: int, generator: Generator) -> Tensor:
     """Places [<= k, 2] drawn from those in whose windows the latent, dense [n, L], fires at no token."""
     tried = random_places((dense.shape[0], dense.shape[1]), 16 * k, buffer, generator).unique(dim=0)
     tried = tried[torch.randperm(len(tried), generator=generator)]

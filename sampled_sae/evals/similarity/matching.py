@@ -200,7 +200,13 @@ def match(learned: Tensor, true: Tensor) -> Matching:
     Signs and lengths of the rows do not matter; a row of zeros has cosine 0 with everything. With fewer
     latents than features (m < k) some features stay unmatched. The result is on the CPU.
     """
-    _check_rows(learned, true)
+    for name, rows in (("learned", learned), ("true", true)):
+        if rows.ndim != 2:
+            raise UserError(f"{name} has shape {list(rows.shape)}: must be a matrix [rows, d]")
+        if not bool(torch.isfinite(rows).all()):
+            raise UserError(f"{name} has entries that are nan or infinite: must be finite numbers")
+    if learned.shape[1] != true.shape[1]:
+        raise UserError(f"learned has width {learned.shape[1]}: must be {true.shape[1]}, the width of true")
     unit_true, unit_learned = (normalize(rows.detach().float(), dim=1) for rows in (true, learned))
     features, latents, cosine = _hungarian((unit_true @ unit_learned.T).abs().cpu())
     latent, similarity = torch.full((len(true),), -1), torch.zeros(len(true))
@@ -249,16 +255,6 @@ def activation_fidelity(
         return None
     a, b = a - a.mean(), b - b.mean()
     return max(-1.0, min(1.0, (a @ b / (a.norm() * b.norm())).item()))
-
-
-def _check_rows(learned: Tensor, true: Tensor) -> None:
-    for name, rows in (("learned", learned), ("true", true)):
-        if rows.ndim != 2:
-            raise UserError(f"{name} has shape {list(rows.shape)}: must be a matrix [rows, d]")
-        if not bool(torch.isfinite(rows).all()):
-            raise UserError(f"{name} has entries that are nan or infinite: must be finite numbers")
-    if learned.shape[1] != true.shape[1]:
-        raise UserError(f"learned has width {learned.shape[1]}: must be {true.shape[1]}, the width of true")
 
 
 def _check_lengths(name: str, tensor: Tensor, other: Tensor) -> None:

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from sampled_sae.config import plain as as_plain
+from sampled_sae.evals.autointerp import Autointerp
 from sampled_sae.evals.autointerp.chat import ChatConfig
 from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp, evaluate_autointerp_many
-from sampled_sae.evals.autointerp.schema import AutointerpConfig, AutointerpResult, estimate_calls, to_saebench
+from sampled_sae.evals.autointerp.schema import AutointerpConfig, AutointerpResult, estimate_calls
 from sampled_sae.evals.results import explanations_path, read_explanations
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
@@ -130,7 +131,7 @@ def test_plain_json_and_the_best(found):
 
 
 def test_saebench_layout(found):
-    plain = json.loads(json.dumps(to_saebench(found, OFFLINE), allow_nan=False))
+    plain = json.loads(json.dumps(Autointerp().to_saebench(found, OFFLINE), allow_nan=False))
     scores = torch.tensor([latent.scores.detection for latent in found.latents])
     metrics = plain["eval_result_metrics"]["autointerp"]
     assert metrics["autointerp_score"] == pytest.approx(float(scores.mean()))
