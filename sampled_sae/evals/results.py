@@ -265,7 +265,10 @@ def read_unique(compare: Path, folder: Path, d_sae: int) -> dict[int, UniqueLate
         rows = [(item["against"], row) for item in tables if item["of"] in own for row in item["table"]]
         found: dict[int, UniqueLatent] = {}
         for against, row in rows:
-            latent, new = int(row["latent"]), _unique(against, row)
+            latent, match = int(row["latent"]), (int(row["match"]), str(row["match_explanation"]))
+            overall, decoder, text = (float(row[name]) for name in ("overall", "decoder", "text"))
+            nearest = None if row.get("nearest") is None else float(row["nearest"])
+            new = UniqueLatent(str(against), overall, decoder, text, *match, nearest)
             if not 0 <= latent < d_sae:
                 raise UserError(f"{path}: names latent {latent}: the SAE has {d_sae}")
             if latent not in found or new.overall < found[latent].overall:
@@ -273,9 +276,3 @@ def read_unique(compare: Path, folder: Path, d_sae: int) -> dict[int, UniqueLate
     except (AttributeError, KeyError, TypeError, ValueError):
         raise UserError(f"{path}: not a result of `sampled-sae compare`") from None
     return found
-
-
-def _unique(against: Any, row: Mapping[str, Any]) -> UniqueLatent:
-    overall, decoder, text = (float(row[name]) for name in ("overall", "decoder", "text"))
-    nearest = None if row.get("nearest") is None else float(row["nearest"])
-    return UniqueLatent(str(against), overall, decoder, text, int(row["match"]), str(row["match_explanation"]), nearest)

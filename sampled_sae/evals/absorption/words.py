@@ -157,8 +157,7 @@ def read_layers(
     model: LanguageModel, prompts: Prompts, layers: Sequence[int], at_once: int, progress: Progress
 ) -> dict[int, LayerReadings]:
     """Every prompt once through the model, up to the last of the layers; `progress` counts prompts."""
-    everything = [*prompts.train, *prompts.test, *prompts.fresh]
-    streams = _read(model, everything, layers, at_once, progress)
+    streams = _read(model, [*prompts.train, *prompts.test, *prompts.fresh], layers, at_once, progress)
     first, second = len(prompts.train), len(prompts.train) + len(prompts.test)
     place = {prompt.word.token: row for row, prompt in enumerate(prompts.test)}
     # A fresh prompt may be readable where the first one was not.

@@ -79,38 +79,28 @@ def load_file(source: str, characters: int) -> Labelled:
         parted = "split" in row if parted is None else parted
         if ("split" in row) != parted:
             raise UserError(f"{where}: a split must be given for all rows or for none")
+        text = "" if row["text"] is None else row["text"]
+        if not isinstance(text, str):
+            raise UserError(f"{where}: 'text' is a {type(text).__name__}: must be text")
         split = _word(row["split"], "split", where) if parted else None
-        found.add(_text(row["text"], where)[:characters], _word(row["label"], "label", where), split)
+        found.add(text[:characters], _word(row["label"], "label", where), split)
     return found
 
 
 def _rows(reader: Callable[[Path], Iterator[Mapping[str, Any]]], path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The rows of a file, each with the words that name it; what cannot be read gets one line."""
-    rows = reader(path)
     number = 0
-    while True:
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except UserError:
-            raise
-        # Damage shows as errors of many families: those of the system, of json, of csv and of pyarrow.
-        except (OSError, ValueError, csv.Error, RecursionError) as error:
-            raise UserError(f"{path}: cannot be read after row {number} ({reason(error)})") from None
-        number += 1
-        if not isinstance(row, Mapping):
-            raise UserError(f"{path}: row {number} is a {type(row).__name__}: must be an object with text and label")
-        yield f"{path}: row {number}", row
-
-
-def _text(value: Any, where: str) -> str:
-    """A text; null is one with nothing in it."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise UserError(f"{where}: 'text' is a {type(value).__name__}: must be text")
-    return value
+    try:
+        for number, row in enumerate(reader(path), start=1):
+            if not isinstance(row, Mapping):
+                kind = type(row).__name__
+                raise UserError(f"{path}: row {number} is a {kind}: must be an object with text and label")
+            yield f"{path}: row {number}", row
+    except UserError:
+        raise
+    # Damage shows as errors of many families: those of the system, of json, of csv and of pyarrow.
+    except (OSError, ValueError, csv.Error, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read after row {number} ({reason(error)})") from None
 
 
 def _word(value: Any, column: str, where: str) -> str:

@@ -106,7 +106,14 @@ def evaluate_probing_many(
 ) -> list[ProbingResult]:
     """Probe SAEs of the residual stream after `layer`; results in their order. `progress` gets (done, total)."""
     layer = model.check_layer(layer)
-    _check(saes, model, layer, settings)
+    for which, sae in checked(saes, model, layer):
+        if max(settings.k) > min(sae.d_sae, sae.d_in):
+            raise UserError(
+                f"k = {max(settings.k)}: {which} has {sae.d_sae} latents of width {sae.d_in}; must not be more"
+            )
+    if model.context is not None and settings.tokens > model.context:
+        raise UserError(f"tokens = {settings.tokens}: {model.name} reads at most {model.context} tokens at once")
+    bos_token(model.tokenizer, settings)
     work = _prepare(settings)
     probes = 1 + len(saes) * settings.all_latents
     steps = Steps(progress, sum(len(item.texts) + PROBE_WORK * len(item.draws.tasks) * probes for item in work))
@@ -118,12 +125,10 @@ def evaluate_probing_many(
             f"contexts_at_once = {settings.contexts_at_once}, tokens_at_once = {settings.tokens_at_once}, "
             f"all_latents = {settings.all_latents}: out of GPU memory; lower the first two, or leave out the last"
         ) from None
-    results = []
-    for number in range(len(saes)):
-        found = [of_dataset[number] for of_dataset in done]
-        summary = summarise([dataset.tasks for dataset in found])
-        results.append(ProbingResult(model.name, dtype, layer, summary, found, settings))
-    return results
+    return [
+        ProbingResult(model.name, dtype, layer, summarise([one.tasks for one in found]), list(found), settings)
+        for found in zip(*done, strict=True)
+    ]
 
 
 class _Work(NamedTuple):
@@ -221,14 +226,3 @@ def _dataset_result(
     data = work.dataset
     left_out = data.blank, data.repeated, data.other_split
     return DatasetResult(data.name, summarise([found]), found, len(work.texts), *left_out, work.draws.skipped)
-
-
-def _check(saes: Sequence[SAE], model: LanguageModel, layer: int, settings: ProbingConfig) -> None:
-    for which, sae in checked(saes, model, layer):
-        if max(settings.k) > min(sae.d_sae, sae.d_in):
-            raise UserError(
-                f"k = {max(settings.k)}: {which} has {sae.d_sae} latents of width {sae.d_in}; must not be more"
-            )
-    if model.context is not None and settings.tokens > model.context:
-        raise UserError(f"tokens = {settings.tokens}: {model.name} reads at most {model.context} tokens at once")
-    bos_token(model.tokenizer, settings)
