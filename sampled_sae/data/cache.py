@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -32,8 +33,7 @@ SHARD_TOKENS = 1_000_000
 VERIFY_FIRST = 2**28
 """Bytes of a cache whose checksums are compared before it is read: about 0.3 s. Those of a larger one are compared at
 about 1 GB/s on another core meanwhile, which delays no batch."""
-Batches = Callable[[int], Iterator[Tensor]]
-"""Gives the stream of activations, [n, d] at a time, from the token of that number on."""
+Batches = Callable[[int], Iterator[Tensor]]  # the stream, [n, d] at a time, from the token of that number on
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,9 @@ def write(
     [stream] = streams.values()
 
     def batches(start: int) -> Iterator[Tensor]:
-        number, skip = divmod(start, stream.batch_size)
-        yield stream.batch(number)[skip:]
-        while True:
-            number += 1
-            yield stream.batch(number)
+        first, skip = divmod(start, stream.batch_size)
+        yield stream.batch(first)[skip:]
+        yield from map(stream.batch, count(first + 1))
 
     decides = {name: stream.identity[name] for name in ("buffer_tokens", "seed", "digest") if name in stream.identity}
     bar = show(tokens, what="harvest", unit="tokens", enabled=progress)
@@ -165,11 +163,12 @@ class CachedActivations(Rows):
         self._shards = [shards.map_rows(_path(folder, number), n, self.width) for number, n in enumerate(sizes)]
         self._bounds = np.cumsum([0, *sizes])
         self._checksums = {shard.number: shard.crc32 for shard in index.shards}
-        self._damage: list[UserError] = []
+        self._damage: UserError | None = None
         self._closed = threading.Event()
         if verify or bytes_needed(self.tokens, self.width, index.shard_tokens) <= VERIFY_FIRST:
             self._verify()
-            self._refuse_damage()
+            if self._damage is not None:
+                raise self._damage
         else:
             threading.Thread(target=self._verify, name="verify cache", daemon=True).start()
 
@@ -178,11 +177,7 @@ class CachedActivations(Rows):
             for number, crc32 in sorted(self._checksums.items()):
                 shards.verify(_path(self.folder, number), crc32, self._closed.is_set)
         except UserError as error:
-            self._damage.append(error)
-
-    def _refuse_damage(self) -> None:
-        if self._damage:
-            raise self._damage[0]
+            self._damage = error
 
     def __len__(self) -> int:
         return self.tokens
@@ -201,7 +196,8 @@ class CachedActivations(Rows):
 
     def take(self, rows: Tensor) -> Tensor:
         """Rows by number [n] long, in any order -> [n, d_in] bfloat16 in that order."""
-        self._refuse_damage()
+        if self._damage is not None:
+            raise self._damage
         # Read from front to back: sequential reads are faster, and each shard is visited once.
         ascending, order = (part.numpy() for part in rows.cpu().sort())
         if len(rows) and not 0 <= ascending[0] <= ascending[-1] < self.tokens:
@@ -221,8 +217,7 @@ class _Shard(Config):
     number: Count
     file: str
     tokens: Positive
-    crc32: Count
-    """Of the whole file."""
+    crc32: Count  # of the whole file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +231,7 @@ class _Index(Config):
     tokens: Positive
     shard_tokens: Positive
     finished: bool = False
-    shards: tuple[_Shard, ...] = ()
-    """Those that are whole, by number."""
+    shards: tuple[_Shard, ...] = ()  # those that are whole, by number
 
     def check(self) -> None:
         # The count first: sizes of a damaged index may not fit into memory.

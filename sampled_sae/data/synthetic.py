@@ -140,26 +140,20 @@ class SyntheticData(Endless):
             noise_energy += (x - signal).square().sum().item()
         counts = torch.bincount(self.bucket, minlength=len(BUCKETS)).tolist()
         noisy = self.noise_std > 0 and signal_energy > 0
+        rows = []  # of the paper's table
+        for bucket, (active, total, squares) in enumerate(sums.tolist()):
+            mean = total / active if active else None
+            row = {"name": BUCKETS[bucket], "features": counts[bucket]}
+            row |= {"p": self.config.bucket_p[bucket], "sigma": self.config.bucket_sigma[bucket]}
+            std = None if mean is None else math.sqrt(max(0.0, squares / active - mean**2))
+            rows.append(row | {"mean_activation": mean, "std_activation": std})
         return {
             "samples": n,
             "coherence": coherence(self.dictionary),
             "expected_l0": self.config.expected_l0(counts),
             "observed_l0": sums[:, 0].sum().item() / n,
             "noise_db": 10 * math.log10(signal_energy / noise_energy) if noisy else None,
-            "buckets": [self._bucket_statistics(i, counts[i], sums[i].tolist()) for i in range(len(BUCKETS))],
-        }
-
-    def _bucket_statistics(self, bucket: int, features: int, sums: list[float]) -> dict[str, Any]:
-        """One row of the paper's table; `sums` is active entries, sum of |coefficient|, sum of squares."""
-        active, total, squares = sums
-        mean = total / active if active else None
-        return {
-            "name": BUCKETS[bucket],
-            "features": features,
-            "p": self.config.bucket_p[bucket],
-            "sigma": self.config.bucket_sigma[bucket],
-            "mean_activation": mean,
-            "std_activation": None if mean is None else math.sqrt(max(0.0, squares / active - mean**2)),
+            "buckets": rows,
         }
 
     def _fixed_chunks(self, n: int) -> Iterator[tuple[Tensor, Tensor]]:

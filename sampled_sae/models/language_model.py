@@ -42,8 +42,7 @@ class HookPoint:
         return self.module if self.side == "output" else f"{self.module}.input"
 
 
-At = int | str | HookPoint
-"""A hook point as users name it; see `LanguageModel.hook_point`."""
+At = int | str | HookPoint  # a hook point as users name it; see `LanguageModel.hook_point`
 Point = TypeVar("Point", bound=At)
 
 
@@ -278,8 +277,7 @@ class _Enough(Exception):
 
 def text_config(config: Any) -> Any:
     """The configuration of the part that reads text: models of text and images keep it in a part of theirs."""
-    inner = getattr(config, "text_config", None)
-    return config if inner is None else inner
+    return getattr(config, "text_config", None) or config
 
 
 def find_blocks(model: Any, name: str) -> tuple[str, nn.ModuleList]:
