@@ -31,10 +31,8 @@ TRAINING = "training"
 
 def kinds() -> list[Kind]:
     """All registered evaluations in the order of the page, then training."""
-    return [
-        Kind(name, title, tuple(metric for metric in all_metrics() if metric.evaluation == name))
-        for name, title in titles().items()
-    ]
+    metrics = all_metrics()
+    return [Kind(name, title, tuple(m for m in metrics if m.evaluation == name)) for name, title in titles().items()]
 
 
 @dataclass(frozen=True)

@@ -97,30 +97,21 @@ def base_figure(height: int, x: dict[str, Any], y: dict[str, Any], margin: dict[
     """An empty figure with our fonts, colors and axes; `x` and `y` are plotly's settings of both axes."""
     import plotly.graph_objects as go
 
-    axis = {
-        "gridcolor": GRID,
-        "zeroline": False,
-        "linecolor": GRID,
-        "tickfont": {"color": MUTED, "size": 12},
-        "title": {"font": {"color": MUTED, "size": 12}, "standoff": 8},
-        "ticks": "",
-        "ticklabelstandoff": 4,
-        "automargin": True,
-    }
+    font = {"color": MUTED, "size": 12}
+    axis: dict[str, Any] = {"tickfont": font, "title": {"font": font, "standoff": 8}, "ticks": "", "automargin": True}
+    axis |= {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "ticklabelstandoff": 4}
+    # Whole at once: plotly's own updates take most of a page's time.
     layout = {
         "template": "none",
         "height": height,
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8, **margin},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
+        **dict.fromkeys(("paper_bgcolor", "plot_bgcolor"), "rgba(0,0,0,0)"),
         "font": {"family": FONT, "color": INK, "size": 13},
-        "showlegend": False,
-        "hovermode": "closest",
         "hoverlabel": {"bgcolor": PAPER, "bordercolor": MUTED, "font": {"color": INK, "size": 13}},
-        "dragmode": False,
+        **{"hovermode": "closest", "showlegend": False, "dragmode": False},
+        **{"xaxis": _merged(axis, x), "yaxis": _merged(axis, y)},
     }
-    # Whole at once: plotly's own updates take most of a page's time.
-    return go.Figure(layout={**layout, "xaxis": _merged(axis, x), "yaxis": _merged(axis, y)})
+    return go.Figure(layout=layout)
 
 
 def heatmap(
@@ -174,11 +165,10 @@ def error_bars(stats: list[Stat | None], name: str, color: str = MUTED) -> dict[
 
 # ---- scatter plots -----------------------------------------------------------------------------------
 
-POSITIONS = (
+POSITIONS = (  # plotly's names, in the order of preference
     *("top center", "middle right", "bottom center", "middle left"),
     *("top right", "bottom right", "top left", "bottom left"),
 )
-"""plotly's names, in the order of preference."""
 MARK = 6  # half the size of a point, in pixels, with a little air
 
 

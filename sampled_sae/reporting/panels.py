@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,23 +85,16 @@ def densities(sweep: Sweep, look: Styles) -> list[Panel]:
     if not rows:
         return []
     shade = shades(rows)
-    base = [_histogram(row, row.label, _line(look[BASE].color, "3px,3px")) for row in rows if row.group == BASE]
+    base = [_histogram(row, row.label, look[BASE].color, "3px,3px") for row in rows if row.group == BASE]
     drawn: dict[str, list[Trace]] = {}
     for title, members in (grouped(rows) or {BASE: []}).items():
-        indices: dict[str, int] = {}
+        seen: Counter[str] = Counter()
         drawn[title] = []
         for row in members:
-            index = indices[row.group] = indices.get(row.group, -1) + 1
-            if row.l is None:
-                trace = _histogram(row, row.label, _line(look[row.group].color, DASHES[index % len(DASHES)]))
-            else:
-                trace = _histogram(row, f"l = {row.l:g}", _line(shade[row.l], "solid"))
-            drawn[title].append(trace)
-    axes = _density_axes([trace for traces in [*drawn.values(), base] for trace in traces])
-    return [Panel(title, [*traces, *base], *axes) for title, traces in drawn.items()]
-
-
-def _density_axes(traces: Sequence[Trace]) -> tuple[dict[str, Any], dict[str, Any]]:
+            own = row.label, look[row.group].color, DASHES[seen[row.group] % len(DASHES)]
+            drawn[title].append(_histogram(row, *(own if row.l is None else (f"l = {row.l:g}", shade[row.l], "solid"))))
+            seen[row.group] += 1
+    traces = [trace for traces in [*drawn.values(), base] for trace in traces]
     steps = [pair for trace in traces for pair in zip(trace["x"], trace["y"], strict=True)]
     lowest = min(math.log10(edge) for edge, share in steps if share)
     decades = range(math.floor(lowest), 1)
@@ -109,18 +103,11 @@ def _density_axes(traces: Sequence[Trace]) -> tuple[dict[str, Any], dict[str, An
         "title": {"text": "share of tokens on which a latent fires"},
         "range": [lowest - 0.1, 0.05],
         "tickvals": [10.0**i for i in decades],
-        "ticktext": [_percent(i) for i in decades],
+        "ticktext": [f"{10.0 ** (i + 2):.{max(0, -i - 2)}f}%" for i in decades],
     }
     highest = max(share for _, share in steps)
-    return x, {"title": {"text": "share of latents"}, "range": [0, 1.06 * highest], "nticks": 6}
-
-
-def _line(color: str, dashes: str) -> dict[str, Any]:
-    return {"color": color, "width": 1.6, "dash": dashes}
-
-
-def _percent(power: int) -> str:
-    return f"{10.0 ** (power + 2):.{max(0, -power - 2)}f}%"
+    y = {"title": {"text": "share of latents"}, "range": [0, 1.06 * highest], "nticks": 6}
+    return [Panel(title, [*traces, *base], x, y) for title, traces in drawn.items()]
 
 
 def shades(rows: Sequence[Configuration]) -> dict[float, str]:
@@ -130,7 +117,7 @@ def shades(rows: Sequence[Configuration]) -> dict[float, str]:
     return {l: figures.SHADES[round(i * (len(figures.SHADES) - 1) / last)] for i, l in enumerate(known)}
 
 
-def _histogram(row: Configuration, name: str, line: dict[str, Any]) -> Trace:
+def _histogram(row: Configuration, name: str, color: str, dashes: str) -> Trace:
     """The mean over seeds, as steps."""
     known = [run["density"] for run in row.runs if run["density"]]
     same = [one for one in known if one["edges"] == known[0]["edges"]]
@@ -140,7 +127,7 @@ def _histogram(row: Configuration, name: str, line: dict[str, Any]) -> Trace:
         "mode": "lines",
         "x": [10.0**edge for edge in known[0]["edges"]],
         "y": [*shares, shares[-1]],
-        "line": {**line, "shape": "hv"},
+        "line": {"color": color, "width": 1.6, "dash": dashes, "shape": "hv"},
         "name": plain(name),
         "legendgroup": plain(name),
         "hovertemplate": f"{about(row)}<br>fires on %{{x:.1e}} of the tokens or more:<br>"
@@ -150,9 +137,7 @@ def _histogram(row: Configuration, name: str, line: dict[str, Any]) -> Trace:
 
 def singles(panels: Sequence[Panel]) -> list[tuple[str, go.Figure]]:
     """Each panel as a figure of its own, for a page that lays them out itself."""
-    return [
-        (panel.title, base_figure(HEIGHT, panel.x, panel.y, {"r": 12}).add_traces(panel.traces)) for panel in panels
-    ]
+    return [(one.title, base_figure(HEIGHT, one.x, one.y, {"r": 12}).add_traces(one.traces)) for one in panels]
 
 
 def sheet(panels: Sequence[Panel], width: int) -> go.Figure:
@@ -178,9 +163,9 @@ def sheet(panels: Sequence[Panel], width: int) -> go.Figure:
             figure.add_trace({**trace, "showlegend": new}, row, column)
         look = base_figure(height, panel.x, panel.y, {}).layout.to_plotly_json()
         # Only the outer panels name their axes.
-        outer = {"x": number + columns >= len(panels), "y": column == 1}
-        figure.update_xaxes(look.pop("xaxis") | ({} if outer["x"] else {"title": None}), row=row, col=column)
-        figure.update_yaxes(look.pop("yaxis") | ({} if outer["y"] else {"title": None}), row=row, col=column)
+        inner_x, inner_y = ({"title": None} if i else {} for i in (number + columns < len(panels), column > 1))
+        figure.update_xaxes(look.pop("xaxis") | inner_x, row=row, col=column)
+        figure.update_yaxes(look.pop("yaxis") | inner_y, row=row, col=column)
         figure.update_layout(look)
     figure.update_annotations(font={"size": 13, "color": figures.INK})
     return figure.update_layout(width=width, height=height)

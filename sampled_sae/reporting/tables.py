@@ -102,38 +102,18 @@ def _markdown_cell(table: Table, r: int, c: int) -> str:
 
 MOST = 6  # columns of numbers side by side in a table without a caption
 PACKAGES = r"% Needs \usepackage{array,booktabs,graphicx}."
+TEXT_SIGNS = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
+TEXT_SIGNS |= {"'": "quotesingle", "`": "asciigrave", "␣": "visiblespace"}
+MATH_SIGNS = {"±": "pm", "\N{MULTIPLICATION SIGN}": "times", "·": "cdot", "≤": "leq", "≥": "geq"}
+MATH_SIGNS |= {"←": "leftarrow", "→": "rightarrow", "↵": "hookleftarrow"}
 SIGNS = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "'": r"\textquotesingle{}",
-    "`": r"\textasciigrave{}",
-    '"': r"\texttt{\symbol{34}}",
-    # At the start of a row these would belong to the end of the row before.
-    "[": "{[}",
-    "*": "{*}",
+    **{sign: rf"\text{name}{{}}" for sign, name in TEXT_SIGNS.items()},
+    **{sign: rf"$\{name}$" for sign, name in MATH_SIGNS.items()},
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "\u00a0": "~",
-    "±": r"$\pm$",
-    "\N{MULTIPLICATION SIGN}": r"$\times$",
-    "·": r"$\cdot$",
-    "\N{MINUS SIGN}": "$-$",
-    "≤": r"$\leq$",
-    "≥": r"$\geq$",
-    "←": r"$\leftarrow$",
-    "→": r"$\rightarrow$",
-    "↵": r"$\hookleftarrow$",
-    "␣": r"\textvisiblespace{}",
-    "…": r"\ldots{}",
-    "\N{EN DASH}": "--",
-    "\N{EM DASH}": "---",
-    "\N{LEFT SINGLE QUOTATION MARK}": "`",
-    "\N{RIGHT SINGLE QUOTATION MARK}": "'",
-    "“": "``",
-    "”": "''",
+    **{sign: f"{{{sign}}}" for sign in "[*"},  # at the start of a row these would belong to the end of the row before
+    **{'"': r"\texttt{\symbol{34}}", "…": r"\ldots{}", "\u00a0": "~", "\N{MINUS SIGN}": "$-$"},
+    **{"\N{EN DASH}": "--", "\N{EM DASH}": "---", "“": "``", "”": "''"},
+    **{"\N{LEFT SINGLE QUOTATION MARK}": "`", "\N{RIGHT SINGLE QUOTATION MARK}": "'"},
 }
 # Those in pdfLaTeX's standard fonts.
 ACCENTS = set("\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327")

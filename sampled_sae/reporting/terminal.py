@@ -34,32 +34,24 @@ def drawn(table: Table, dense: bool = False) -> rich.Table:
     """The table as rich draws it: numbers are never wrapped, text folds; the best of a column has a star."""
     made = rich.Table(box=None, pad_edge=False, padding=(0, 1 if dense else 2, 0, 0), header_style="bold")
     height = max(column.brief.count("\n") for column in table.columns)
+    starred = {c for c, column in enumerate(table.columns) if table.bold and column.digits is not None}
     for c, column in enumerate(table.columns):
         text = c == 0 or column.wide or (column.digits is None and any(isinstance(row[c], str) for row in table.rows))
         head = column.brief or column.title
         head = "\n" * (height - head.count("\n")) + head
-        if _starred(table, column):
+        if c in starred:
             head = "\n".join(f"{line} " for line in head.split("\n"))
         width = min(NAME_WIDTH, max((len(_text(row[0], column)) for row in table.rows), default=0)) if c == 0 else None
         made.add_column(
             safe(head), justify="left" if text else "right", no_wrap=not text, overflow="fold", min_width=width
         )
-    for r in range(len(table.rows)):
-        made.add_row(*(_cell(table, r, c) for c in range(len(table.columns))))
+    for r, row in enumerate(table.rows):
+        texts = [_text(cell, column).replace("\n", "?") for cell, column in zip(row, table.columns, strict=True)]
+        # A blank in place of the star keeps the digits aligned.
+        ends = ["*" if (r, c) in table.bold else " " * (c in starred) for c in range(len(row))]
+        style = {"*": "bold green"}
+        made.add_row(*(safe(text + end, style.get(end, "")) for text, end in zip(texts, ends, strict=True)))
     return made
-
-
-def _starred(table: Table, column: Column) -> bool:
-    return bool(table.bold) and column.digits is not None
-
-
-def _cell(table: Table, r: int, c: int) -> Text:
-    column = table.columns[c]
-    text = _text(table.rows[r][c], column).replace("\n", "?")
-    if (r, c) in table.bold:
-        return safe(f"{text}*", "bold green")
-    # A blank in place of the star keeps the digits aligned.
-    return safe(f"{text} " if _starred(table, column) else text)
 
 
 def _text(cell: Cell, column: Column) -> str:
