@@ -30,7 +30,7 @@ const link = latent => make("a", {href: `#latent=${latent}`, class: "number"}, `
 
 const explanation = latent => book.explanations.get(latent);
 
-// Bars over equal bins; heights by the logarithm of the counts. `edge(i)` says in words where bin i begins.
+// Bars over equal bins; heights by the logarithm of the counts. `edge(i)` describes where bin i begins.
 function bars(counts, edge, what, labels) {
   // As wide as it will be, so that its text is neither stretched nor shrunk.
   // A view that is hidden has no width; it is drawn anew when it is shown.

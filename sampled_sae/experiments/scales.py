@@ -16,7 +16,7 @@ from sampled_sae.method.config import AuxKConfig, SAEConfig
 from sampled_sae.method.scores import get_score
 from sampled_sae.utils.cost import Shape
 
-# Instead of a probing dataset: pieces of Python's standard library, labelled by their package.
+# Instead of a probing dataset: pieces of Python's standard library, labeled by their package.
 STAND_IN = "stdlib-packages"
 PAPER_SCORES = ("l2", "squared_l2", "entropy", "uniform")
 SMOLLM2 = Shape(width=576, blocks=30, block_weights=3_538_944, vocabulary=49_152)

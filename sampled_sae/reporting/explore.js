@@ -24,7 +24,7 @@ function traces(content, points, front, x, y) {
       type: "scatter", mode: "markers", name: group.name, x: own.map(p => p.values[x][0]), y: own.map(p => p.values[y][0]),
       // What is on the front stands out.
       marker: {...group.marker, opacity: own.map(p => !front.length || front.includes(p) ? 1 : 0.5)},
-      hovertext: own.map(p => [p.about, p.told[x], p.told[y]].join("<br>")), hovertemplate: "%{hovertext}<extra></extra>",
+      hovertext: own.map(p => [p.about, p.texts[x], p.texts[y]].join("<br>")), hovertemplate: "%{hovertext}<extra></extra>",
       error_x: bars(own, x, content.bars), error_y: bars(own, y, content.bars),
     };
   });

@@ -315,7 +315,7 @@ def _scores(content: Content, after: str) -> Table | Missing:
                     same = same and seeds.get(str(pair.get("a"))) == seeds.get(str(pair.get("b")))
     if not found:
         return Missing(name, ACROSS, "BatchTopK was not compared with another configuration")
-    rows = [(title_of(label), statistics.fmean(values), len(values)) for label, values in found.items()]
+    rows: list[list[Any]] = [[title_of(label), statistics.fmean(of), len(of)] for label, of in found.items()]
     note = "From BatchTopK's latents to the other SAE's, mean over n pairs."
     if same:
         note += " Both SAEs of a pair have the same seed and start values, which keeps them similar."

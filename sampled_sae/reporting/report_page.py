@@ -168,7 +168,7 @@ def _point(row: Configuration, metrics: Iterable[Metric]) -> dict[str, Any]:
         "group": row.group,
         "about": about(row),
         "values": {metric.name: list(stat) for metric, stat in known},
-        "told": {metric.name: value_text(row, metric) for metric, _ in known},
+        "texts": {metric.name: value_text(row, metric) for metric, _ in known},
     }
 
 

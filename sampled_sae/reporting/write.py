@@ -142,7 +142,7 @@ def write_report(
     """Write the report of the runs, SAEs and comparisons in `folders` into `out`: index.html, tables/ and figures/.
 
     `model` and `layer` keep the SAEs of that model or layer. `figures` also writes PNG and PDF files, which takes
-    kaleido and a Chrome or Chromium; where they are missing a note says so.
+    kaleido and a Chrome or Chromium; a note reports a missing one.
     """
     found = _only(collect(folders), model, layer)
     made, notes = sweeps(found), list(found.notes)
