@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -106,8 +107,7 @@ def evaluate_core_many(
 ) -> list[CoreResult]:
     """Measure SAEs of the residual stream after `layer` on held-out contexts [n, L] long; results in their order.
 
-    The model's own passes and ablations are shared.
-    `progress` is called with the finished and the total number of contexts.
+    The model's own passes and ablations are shared. `progress` counts contexts.
     """
     settings = settings or CoreConfig()
     layer = model.check_layer(layer)
@@ -161,10 +161,7 @@ class _Run:
 
     def result(self, layer: int, found: Survey, shared: _Sums) -> CoreResult:
         s, n = self.settings, len(found.measured)
-
-        def drawn(sums: dict[str, Tensor]) -> dict[str, Tensor]:
-            return totals(sums, s.resamples, s.seed)
-
+        drawn = partial(totals, resamples=s.resamples, seed=s.seed)
         return CoreResult(
             layer,
             n,
