@@ -1,7 +1,7 @@
 """Train, evaluate and compare sparse autoencoders: TopK, BatchTopK and distribution-aware candidate pools.
 
-The functions of `api.py` lead from a language model and a text to SAEs, results and pages. `SAEConfig` and its parts
-configure an SAE; `batchtopk`, `topk`, `sampled` and the other presets make such configurations.
+The functions of `api.py` go from a language model and a text to SAEs, results and pages. `SAEConfig` and its parts are
+the settings of an SAE; presets such as `batchtopk`, `topk` and `sampled` create them.
 """
 
 from importlib import metadata as _metadata
