@@ -24,14 +24,8 @@ from sampled_sae.utils.errors import UserError
 
 # Irreducible polynomials over GF(2) that define the fields GF(2^m); bit i is the coefficient of x^i.
 _POLYNOMIALS = {
-    1: 0b11,
-    3: 0b1011,
-    5: 0b100101,
-    7: 0b10000011,
-    9: 0b1000010001,
-    11: 0b100000000101,
-    13: 0b10000000011011,
-}
+    1: 0b11, 3: 0b1011, 5: 0b100101, 7: 0b10000011, 9: 0b1000010001, 11: 0b100000000101, 13: 0b10000000011011
+}  # fmt: skip
 _BLOCK_ENTRIES = 2**24  # entries of the Gram matrix held at one time: 64 MiB as float32
 
 

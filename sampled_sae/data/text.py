@@ -216,9 +216,7 @@ def _rows(lines: Iterable[bytes], path: Path, field: str) -> Iterator[str]:
 def _read_parquet(path: Path, field: str) -> Iterator[str]:
     pyarrow, parquet = (package(name, f"text = {str(path)!r}") for name in ("pyarrow", "pyarrow.parquet"))
     with _reading(path, pyarrow.ArrowException), parquet.ParquetFile(path) as file:
-        columns = file.schema_arrow.names
-        if field not in columns:
-            raise _no_field(field, columns, str(path))
+        _text_of(dict.fromkeys(file.schema_arrow.names), field, str(path))  # refuses a field that is not there
         batches = file.iter_batches(batch_size=1024, columns=[field])
         for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1):
             yield _text_of(row, field, f"{path}: row {number}")
@@ -229,15 +227,11 @@ def _text_of(row: Any, field: str, where: str) -> str:
     if not isinstance(row, dict):
         raise UserError(f"{where} is a {type(row).__name__}: must be an object with a field {field!r}")
     if field not in row:
-        raise _no_field(field, row, where)
+        raise UserError(f"{where}: field = {field!r} is not there; name one of {', '.join(row) or 'none at all'}")
     text = row[field]
     if not isinstance(text, str | None):
         raise UserError(f"{where}: {field!r} is a {type(text).__name__}: must be text; name another field")
     return text or ""
-
-
-def _no_field(field: str, there: Iterable[str], where: str) -> UserError:
-    return UserError(f"{where}: field = {field!r} is not there; name one of {', '.join(there) or 'none at all'}")
 
 
 def _standard_library() -> Iterator[str]:

