@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-lm test test-peers bench clean
+.PHONY: demo demo-lm test test-peers fuzz crash-test bench clean
 
 demo: .venv/ready
 	@rm -rf demo
@@ -31,6 +31,14 @@ test-peers: .venv/ready
 	HF_HUB_OFFLINE=1 .peers/dictionary_learning/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_dictionary_learning.py
 	HF_HUB_OFFLINE=1 .peers/saelens/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_saelens.py
 	HF_HUB_OFFLINE=1 .peers/sae_bench/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_sae_bench_*.py
+
+# Damaged files of every kind through every reader, and through the command line.
+fuzz: .venv/ready
+	$(BIN)/python -m tests.fuzz.run --inputs 10000 --commands 300
+
+# Kills at file operations, full disks, read-only and removed folders.
+crash-test: .venv/ready
+	$(BIN)/python -m tests.crash.run --kills 300
 
 bench: .venv/ready
 	bash tests/peers/setup.sh

@@ -19,6 +19,7 @@ import tyro
 from sampled_sae import __version__
 from sampled_sae.method.scores import SCORES
 from sampled_sae.utils.errors import Interrupted, UserError
+from sampled_sae.utils.measures import shown
 
 PROGRAM = "sampled-sae"
 COMMANDS = {
@@ -43,10 +44,10 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             _run(sys.argv[1:] if arguments is None else arguments)
         except Interrupted as stop:
-            print(f"stopped: {stop}", file=sys.stderr)
+            print(f"stopped: {shown(stop)}", file=sys.stderr)
             sys.exit(130)
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {shown(error)}", file=sys.stderr)
             sys.exit(2)
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)

@@ -111,7 +111,8 @@ def write_cache(
         return
     with alone_in(folder):
         with writing(folder):
-            remove_leftovers(folder, "shard-*")
+            for name in (INDEX, "shard-*"):
+                remove_leftovers(folder, name)
         old, feed, sizes = _existing(folder, config, plain), None, config.sizes()
         if old is None:
             feed = _Feed(batches, 0, None)

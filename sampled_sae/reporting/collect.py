@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from sampled_sae.config import read_file
 from sampled_sae.evals import all_metrics, titles
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import parse_json
 from sampled_sae.utils.measures import Metric
 
 OWN, FOREIGN, WEIGHTS = "sampled_sae.json", "cfg.json", "sae_weights.safetensors"
@@ -210,9 +210,9 @@ def read_log(path: Path) -> tuple[Log, str]:
         return log, f"The curves are missing: {path.name} cannot be read ({error.strerror})."
     for text in filter(str.strip, lines):
         try:
-            line = json.loads(text)
+            line = parse_json(text)
             if "format_version" not in line:
                 log.setdefault(str(line["sae"]), []).append(line)
-        except (json.JSONDecodeError, TypeError, KeyError):
+        except (ValueError, RecursionError, TypeError, KeyError):
             damaged += 1  # a run that was stopped may leave half a line
     return log, f"Unreadable lines of {path.name} that were left out: {damaged}." if damaged else ""

@@ -18,7 +18,7 @@ from sampled_sae.sae import SAE
 from sampled_sae.training.learner import Learner, Stats
 from sampled_sae.training.run import Callback, Run
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import write_text, writing
+from sampled_sae.utils.files import parse_json, write_text, writing
 from sampled_sae.utils.progress import Progress, show
 
 
@@ -159,7 +159,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     lines = []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            line = json.loads(text)
+            line = parse_json(text)
         except (ValueError, RecursionError):
             continue
         if isinstance(line, dict) and isinstance(line.get("step"), int):

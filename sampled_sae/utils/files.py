@@ -153,7 +153,7 @@ def read_json(path: Path) -> Any:
 
 def parse_json(text: str | bytes) -> Any:
     """JSON as the standard has it; ValueError or RecursionError if it is damaged."""
-    return json.loads(text, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
+    return json.loads(text, object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite, parse_int=_whole)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -167,6 +167,14 @@ def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"the number {text[:20]} is not finite")
+    return number
+
+
+def _whole(text: str) -> int:
+    """Integers beyond the range of floats would fail wherever they meet one."""
+    number = int(text)
+    if number.bit_length() > 1023:
+        raise ValueError(f"the number {text[:20]}... is too large")
     return number
 
 

@@ -244,3 +244,10 @@ def test_another_broken_pipe_stays_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(synthetic.Merge, "run", broken)
     with pytest.raises(BrokenPipeError, match="of a worker"):
         cli.main(["merge", "x", "--out", str(tmp_path)])
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["report", "no\x1b[31m\nsuch", "--out", str(tmp_path)])
+    printed = capsys.readouterr().err
+    assert stop.value.code == 2 and printed.count("\n") == 1 and "\x1b" not in printed

@@ -243,7 +243,7 @@ def _read(content: bytes) -> Answer:
     try:
         plain = json.loads(content)
         text = plain["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         said = _short(content.decode(errors="replace"))
         raise _Again(f"answers something else than a chat completion: {said!r}") from None
     if not isinstance(text, str) or not text.strip():
@@ -284,7 +284,7 @@ class AnswerCache:
         if self._path is not None and self._path.exists():
             # A line that was cut short is an answer that has to be asked for again.
             for line in self._path.read_text(encoding="utf-8", errors="replace").split("\n"):
-                with suppress(ValueError, LookupError, TypeError):
+                with suppress(ValueError, LookupError, TypeError, RecursionError):
                     plain = json.loads(line)
                     self._answers[str(plain["key"])] = str(plain["answer"])
 

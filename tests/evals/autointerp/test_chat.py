@@ -305,3 +305,10 @@ def test_a_missing_key_is_known_before_anything_is_asked(monkeypatch):
 def test_bad_settings(given, line):
     with pytest.raises(UserError, match=line):
         ChatConfig(**given)
+
+
+def test_an_answer_that_is_nested_too_deeply_is_worth_another_attempt():
+    from sampled_sae.evals.autointerp.chat import _Again, _read
+
+    with pytest.raises(_Again, match="something else than a chat completion"):
+        _read(b"[" * 99_999)

@@ -1,0 +1,85 @@
+"""Small jobs that are disturbed: training, caching, evaluation. Each continues where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sampled_sae as ss
+from sampled_sae.data.cache import write_cache
+
+VOLATILE = ("seconds", "tokens_per_second", "datetime_epoch_millis", "checksum", "versions", "git_commit")
+"""JSON fields that differ from run to run: times, and checksums over them."""
+
+
+def rows() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    fires = torch.rand(400, 32, generator=generator) < 0.1
+    return (fires * torch.rand(400, 32, generator=generator)) @ torch.randn(32, 16, generator=generator)
+
+
+def train(out: Path) -> None:
+    """Two SAEs, 16 x 48, with three checkpoints."""
+    configs = [ss.batchtopk(48, 4), ss.sampled(48, 4, "l2", 2)]
+    settings: dict[str, Any] = {"steps": 12, "batch_size": 32, "heldout_tokens": 64, "log_every": 3}
+    ss.train(rows(), configs, out=out, resume=True, device="cpu", progress=False, checkpoint_every=4, **settings)
+
+
+def write(out: Path) -> None:
+    """A cache of three shards."""
+    data = rows().to(torch.bfloat16)
+    write_cache(out, lambda start: iter([data[start:]]), 300, {"origin": "made up"}, shard_tokens=100)
+
+
+@cache
+def model() -> Any:
+    from tests.models.tiny_models import make_model, make_tokenizer
+
+    return ss.load_model((make_model("llama"), make_tokenizer()), device="cpu")
+
+
+@cache
+def text() -> str:
+    """A file of text, outside of the folder that is disturbed."""
+    path = Path(tempfile.mkdtemp()) / "text.txt"
+    path.write_text("".join(f"the {word} thing, {n} times the other " * 8 for n, word in enumerate(["a", "b"] * 4)))
+    return str(path)
+
+
+def evaluate(out: Path) -> None:
+    """The core evaluation of two SAEs, which are trained first where they are missing."""
+    train(out)
+    from sampled_sae.evals.core.schema import CoreConfig
+
+    config = CoreConfig(contexts=4, context=16)
+    ss.evaluate([out], model(), [config], text=text(), out=out / "evals", layer=1, device="cpu")
+
+
+JOBS: dict[str, Callable[[Path], None]] = {"train": train, "cache": write, "eval": evaluate}
+
+
+def contents(out: Path) -> dict[str, Any]:
+    """All files of a finished job, without what differs from run to run."""
+    found: dict[str, Any] = {}
+    for path in sorted(out.rglob("*")):
+        if path.is_file() and path.name != ".lock":
+            name = str(path.relative_to(out))
+            if path.suffix == ".json":
+                found[name] = _lasting(json.loads(path.read_text()))
+            elif path.suffix == ".jsonl":
+                found[name] = [_lasting(json.loads(line)) for line in path.read_text().splitlines()]
+            else:
+                found[name] = path.read_bytes().replace(str(out).encode(), b"OUT")
+    return found
+
+
+def _lasting(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _lasting(item) for name, item in value.items() if name not in VOLATILE}
+    return [_lasting(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,200 @@
+"""Kill jobs at file operations, fill the disk, make folders read-only or remove them (`python -m tests.crash.run`).
+
+Each job runs in a forked process. Its file operations are counted with an audit hook, and at one of them it is
+disturbed. Allowed ends are success and a `UserError`. After that the job is started again without disturbance, and its
+files must equal those of an undisturbed job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import io
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save
+
+from sampled_sae.formats import saelens
+from sampled_sae.training import checkpoint
+from sampled_sae.utils.errors import UserError
+from tests.crash.jobs import JOBS, contents, model, text
+
+EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.link", "os.truncate"}
+"""Audit events of changes to the file system, besides `open` for writing; os.replace is os.rename there."""
+WAYS = ("kill", "full", "read-only", "vanish")
+SUCCESS, REFUSED, BUG, HANG = "success", "refused", "traceback", "hang"
+LIMIT = 120
+
+
+class Disturbance:
+    """Counts file operations below a folder, and disturbs at one of them."""
+
+    def __init__(self, way: str, at: int, folder: Path):
+        self.way, self.at, self.folder = way, at, str(folder)
+        self.count, self.quiet = 0, False
+
+    def install(self) -> None:
+        sys.addaudithook(self.hook)
+        self._patch(os, "fsync", lambda real, fd: (self.operation("fsync"), real(fd))[1])
+        self._patch(io, "open", self._open)
+        for module in (checkpoint, saelens):
+            self._patch(module, "save_file", self._save_file)
+
+    def _patch(self, module: Any, name: str, replacement: Callable[..., Any]) -> None:
+        real = getattr(module, name)
+        setattr(module, name, lambda *args, **settings: replacement(real, *args, **settings))
+
+    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.quiet or not (event in EVENTS or event == "open"):
+            return
+        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+            return
+        paths = [os.fsdecode(a) for a in arguments[:2] if isinstance(a, str | bytes | os.PathLike)]
+        # Removals inside a folder that is open name only the file.
+        if any(path.startswith(self.folder) or "/" not in path for path in paths):
+            self.operation(event)
+
+    def operation(self, what: str) -> None:
+        """One more operation; raises or kills if it is the one."""
+        self.count += 1
+        if self.way == "kill" and self.count == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.way == "full" and self.count == self.at and what != "os.remove" and what != "os.rmdir":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.way == "read-only" and self.count >= self.at:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        if self.way == "vanish" and self.count == self.at:
+            self.quiet = True
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.quiet = False
+
+    def _open(self, real: Any, file: Any, mode: str = "r", *args: Any, **settings: Any) -> Any:
+        """A full disk shows when the file is written or closed, not when it is opened."""
+        mine = isinstance(file, str | os.PathLike) and str(file).startswith(self.folder)
+        if self.way == "full" and mine and set(mode) & set("wax+") and self.count + 1 == self.at:
+            self.count += 1
+            return real("/dev/full", mode, *args, **settings)
+        return real(file, mode, *args, **settings)
+
+    def _save_file(self, real: Any, tensors: Any, path: Any) -> None:
+        """safetensors writes in Rust, which has no audit events: before, and in the middle of, the file."""
+        self.operation("save")
+        self.count += 1
+        if self.count == self.at and self.way in ("kill", "full"):
+            whole = save(tensors)
+            Path(path).write_bytes(whole[: len(whole) // 2])
+            if self.way == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        real(tensors, path)
+
+
+def attempt(job: str, out: Path, way: str = "", at: int = 0) -> tuple[str, str, int]:
+    """Run a job in a process of its own: its end (or "kill"), the error, and the number of file operations."""
+    report = out.with_suffix(".report")
+    report.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        end, text, disturbance = BUG, "", Disturbance(way, at, out)
+        signal.alarm(LIMIT)
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            try:
+                disturbance.install()
+                JOBS[job](out)
+                end = SUCCESS
+            except UserError as error:
+                end, text = REFUSED, str(error)
+            except BaseException:
+                text = traceback.format_exc()
+        disturbance.quiet, disturbance.way = True, ""
+        report.write_text(f"{end}\n{disturbance.count}\n{text}")
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return ("kill" if os.WTERMSIG(status) == signal.SIGKILL else HANG), "", 0
+    end, count, text = report.read_text().split("\n", 2)
+    return end, text, int(count)
+
+
+def disturb(job: str, way: str, at: int, right: dict[str, Any], again: random.Random | None = None) -> tuple[str, str]:
+    """Disturb a job, continue it, compare. Returns the end of the disturbed job, and what is wrong."""
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary) / "out"
+        end, text, _ = attempt(job, out, way, at)
+        if end in (BUG, HANG):
+            return end, f"{end}: {text}"
+        if end == REFUSED and "\n" in text:
+            return end, f"more than one line: {text}"
+        if again is not None:  # a second time, while it continues
+            attempt(job, out, "kill", again.randrange(1, 40))
+        last, text, _ = attempt(job, out)
+        if way == "vanish" and last == REFUSED:  # what is left may be no whole run
+            return end, ""
+        if last != SUCCESS:
+            return end, f"does not continue ({last}): {text}"
+        found = contents(out)
+        names = [name for name in {*found, *right} if found.get(name) != right.get(name)]
+        if way == "vanish":  # removed lines of a log are gone
+            names = [name for name in names if not name.endswith("log.jsonl")]
+        if names:
+            return end, f"other files: {', '.join(sorted(names)[:5])}"
+    return end, ""
+
+
+def run(kills: int, others: int, jobs: list[str], seed: str = "0") -> int:
+    """That many kills, and that many disturbances of each other way; returns the number of failures."""
+    torch.set_num_threads(1)
+    begin, draw, failures = time.monotonic(), random.Random(seed), 0
+    if "eval" in jobs:
+        model(), text()  # once, not in each process
+    for job in jobs:
+        with tempfile.TemporaryDirectory() as temporary:
+            end, error, operations = attempt(job, Path(temporary) / "out")
+            if end != SUCCESS:
+                sys.exit(f"{job} fails undisturbed: {error}")
+            right = contents(Path(temporary) / "out")
+        for way in WAYS:
+            count = (kills if way == "kill" else others) // len(jobs) + 1
+            # Every operation if they suffice, else a sample; what is left over is killed twice.
+            once = list(range(1, operations + 1))
+            chosen = once if len(once) <= count else sorted(draw.sample(once, count))
+            twice = [draw.randrange(1, operations + 1) for _ in range(count - len(chosen))] if way == "kill" else []
+            ends: Counter[str] = Counter()
+            for at, again in [*((at, None) for at in chosen), *((at, draw) for at in twice)]:
+                end, wrong = disturb(job, way, at, right, again)
+                ends[end] += 1
+                if wrong:
+                    failures += 1
+                    print(f"{job}, {way} at file operation {at} of {operations}: {wrong}")
+            shown = ", ".join(f"{number} {name}" for name, number in ends.most_common())
+            print(f"{job}, {operations} file operations, {way} at {len(chosen) + len(twice)}: {shown}", flush=True)
+    print(f"{time.monotonic() - begin:.0f} s, {failures} failures")
+    return failures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--others", type=int, default=120, help="of each: full disk, read-only folder, removed folder")
+    parser.add_argument("--jobs", nargs="*", default=[*JOBS], choices=[*JOBS])
+    parser.add_argument("--seed", default="0")
+    asked = parser.parse_args()
+    sys.exit(1 if run(asked.kills, asked.others, asked.jobs, asked.seed) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""A short run of `make crash-test`, and what longer ones have found."""
+
+import pytest
+
+from tests.crash.jobs import JOBS, contents
+from tests.crash.run import SUCCESS, WAYS, attempt, disturb, run
+
+
+@pytest.mark.parametrize("job", ["cache", "train"])
+def test_disturbed_jobs_end_in_one_line_and_continue_to_the_same_files(job, capsys):
+    assert run(8, 2, [job]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("job, way, at", [("cache", "kill", 7), ("cache", "read-only", 8)])
+def test_past_failures(tmp_path, job, way, at):
+    """A killed writer of cache.json left its temporary file for good."""
+    assert way in WAYS and attempt(job, tmp_path / "out")[0] == SUCCESS and job in JOBS
+    assert disturb(job, way, at, contents(tmp_path / "out"))[1] == ""

@@ -1,0 +1,79 @@
+"""A short run of `make fuzz`, and one damaged file for each failure that it has found."""
+
+import json
+
+import pytest
+
+from tests.fuzz.commands import COMMANDS, _outcome, _run, prepare
+from tests.fuzz.mutate import Damage
+from tests.fuzz.run import Fuzzer, run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("undamaged")
+
+
+@pytest.fixture(scope="module")
+def fuzzer(root):
+    return Fuzzer(root)
+
+
+def test_random_damage_is_noticed(root, capsys):
+    assert run(root, 300) == [], capsys.readouterr().out
+
+
+def field(*path, value):
+    """Replace one value in a JSON file."""
+
+    def change(content: bytes) -> bytes:
+        whole = json.loads(content)
+        inner = whole
+        for name in path[:-1]:
+            inner = inner[name]
+        inner[path[-1]] = value
+        return json.dumps(whole).encode()
+
+    return change
+
+
+def flip(content: bytes) -> bytes:
+    return content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+
+
+FIRST = "batchtopk-s0"
+CASES = [
+    ("sae", "cfg.json", "value", field("apply_b_dec_to_input", value=False)),
+    ("sae", "sampled_sae.json", "type", field("metadata", "training", "heldout", "l0", value=True)),
+    ("sae", "sampled_sae.json", "value", field("threshold_ema", value=9.0)),
+    ("cache", "cache.json", "value", field("description", "origin", value="elsewhere")),
+    ("compare", f"{FIRST}/sae_weights.safetensors", "bytes", flip),
+    ("collect", f"saes/{FIRST}/evals/core.json", "syntax", lambda text: text[:-1] + b', "result": null}'),
+    ("record of stages", "reproduce.json", "syntax", lambda text: b'{"stages": 1e999}'),
+    ("collect", "log.jsonl", "syntax", lambda text: text + b'{"step": ' + b"9" * 5000 + b"}\n" + b"[" * 9999),
+    ("answers", "answers.jsonl", "syntax", lambda text: text + b"[" * 9999),
+    ("explanations", "evals/explanations.json", "value", field("latents", "3", "score", value=10**400)),
+    ("report", f"saes/{FIRST}/evals/core.json", "value", field("result", "density", "dead", value=10**400)),
+    ("merge", "one/results.json", "type", field("saes", 0, value=True)),
+    ("merge", "two/log.jsonl", "syntax", lambda text: text + b"\xc0\n"),
+    ("synthetic", "results.json", "type", field("data", value="x")),
+    ("synthetic", "results.json", "type", field("data", "buckets", 1, value=True)),
+    ("synthetic", "results.json", "type", field("data", "buckets", value=[0, 1])),
+]
+
+
+@pytest.mark.parametrize("target, file, kind, change", CASES)
+def test_past_failures(fuzzer, root, target, file, kind, change):
+    one = fuzzer.targets[target]
+    content = change((root / one.folder / file).read_bytes())
+    [found] = [each for each in one.files if each.name == file]
+    _, failure = fuzzer.judge(one, found, Damage(content, kind, "a past failure", "data"))
+    assert failure is None, failure
+
+
+def test_a_damaged_cache_through_the_command_line(root, fuzzer):
+    prepare(root)
+    [command] = [each for each in COMMANDS if each.words[:2] == ("train", "cache")]
+    shard = "cache/shard-00001.safetensors"
+    finished, made = _run(root, command.words, shard, flip((root / shard).read_bytes()))
+    assert _outcome(finished, made)[0] == "refused", finished.stderr
