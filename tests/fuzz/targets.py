@@ -26,7 +26,7 @@ from sampled_sae.config import write_file
 from sampled_sae.data.cache import open_cache, write_cache
 from sampled_sae.data.source import open_source
 from sampled_sae.data.text import TextSource
-from sampled_sae.evals.autointerp.chat import AnswerCache
+from sampled_sae.evals.autointerp.chat import AnswerCache, ChatConfig
 from sampled_sae.evals.probing.data import load_file as load_labelled
 from sampled_sae.evals.results import (
     load_live,
@@ -161,9 +161,9 @@ def build(root: Path) -> None:
     record.end(STAGE, 1.0, True)
     (root / "configs").mkdir()
     write_file(root / "configs" / "configs.json", "configs", {"saes": [config.to_dict() for config in CONFIGS]})
-    answers = AnswerCache(root / "answers")
+    answers = AnswerCache(ChatConfig(cache=str(root / "answers")))
     for n in range(3):
-        answers.keep({"model": "m", "n": n}, "http://localhost", f"answer {n}")
+        answers.keep({"model": "m", "n": n}, f"answer {n}")
     _texts(root / "text")
     _arrays(root / "arrays")
 
@@ -322,8 +322,8 @@ def _log(folder: Path) -> Any:
 
 
 def _answers(folder: Path) -> Any:
-    found = AnswerCache(folder)
-    return [found.find({"model": "m", "n": n}, "http://localhost") for n in range(3)]
+    found = AnswerCache(ChatConfig(cache=str(folder)))
+    return [found.find({"model": "m", "n": n}) for n in range(3)]
 
 
 def array_damage(content: bytes, draw: Any) -> Damage:
