@@ -113,7 +113,7 @@ class TensorRows(Rows):
     """A tensor [N, d_in] or [N, L, d_in] in memory, checked as a whole before any work."""
 
     def __init__(self, activations: Tensor):
-        _check_shape(activations.shape)
+        _check_shape(as_tensor(activations, "activations").shape)  # a nested tensor has no shape
         self.tensor = check_batch(activations, None, "activations")
         self.shape = (len(self.tensor), self.tensor.shape[1])
 

@@ -151,7 +151,7 @@ def as_tensor(batch: Any, where: str) -> Tensor:
         kind = f"an array of {batch.dtype}" if isinstance(batch, np.ndarray) else f"a {type(batch).__name__}"
         raise UserError(f"{where} is {kind}: must be a tensor or an array [N, d_in] or [N, L, d_in]")
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
-        kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+        kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise UserError(f"{where} is a {kind} tensor: must be dense, such as .to_dense() returns")
     if not tensor.is_floating_point() or tensor.itemsize < 2:
         dtypes = "floating point: float16, bfloat16, float32 or float64"

@@ -189,7 +189,7 @@ def run(kills: int, others: int, jobs: list[str], seed: str = "0") -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--others", type=int, default=120, help="of each: full disk, read-only folder, removed folder")
+    parser.add_argument("--others", type=int, default=60, help="of each: full disk, read-only folder, removed folder")
     parser.add_argument("--jobs", nargs="*", default=[*JOBS], choices=[*JOBS])
     parser.add_argument("--seed", default="0")
     asked = parser.parse_args()

@@ -317,3 +317,8 @@ def test_a_changed_index_of_a_cache_is_noticed(tmp_path):
     index.write_text(index.read_text().replace('"max_norm": 3.0', '"max_norm": 4.0'))
     with pytest.raises(UserError, match=r"cache\.json: changed since it was written"):
         opened(tmp_path)
+
+
+def test_nested_tensors_are_refused():
+    with pytest.raises(UserError, match="a nested tensor: must be dense"):
+        open_source(torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)]))
