@@ -49,11 +49,16 @@ def load_results(path: Path) -> dict[str, Any]:
     if not isinstance(results.get("train", {}), dict):
         raise UserError(f"{path}: train: must be an object with named fields")
     parts = data.get("buckets", []) if isinstance(data, dict) else None
-    if not isinstance(parts, list) or not all(isinstance(part, dict) and "name" in part for part in parts):
-        raise UserError(f"{path}: data.buckets: must be a list of objects with a name")
+    if not isinstance(parts, list) or not all(map(_is_bucket, parts)):
+        raise UserError(f"{path}: data.buckets: must be a list of objects with a name and a number of features")
     if not saes:
         raise UserError(f"{path}: has no SAEs, so there is nothing to show")
     return results
+
+
+def _is_bucket(part: Any) -> bool:
+    named = isinstance(part, dict) and isinstance(part.get("name"), str)
+    return named and (part.get("features") is None or number(part["features"]) is not None)
 
 
 def buckets(results: dict[str, Any]) -> list[dict[str, Any]]:

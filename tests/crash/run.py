@@ -163,6 +163,8 @@ def run(kills: int, others: int, jobs: list[str], seed: str = "0") -> int:
         model(), text()  # once, not in each process
     for job in jobs:
         with tempfile.TemporaryDirectory() as temporary:
+            with contextlib.redirect_stderr(io.StringIO()):
+                JOBS[job](Path(temporary) / "here")  # so that imports are done once, not in each process
             end, error, operations = attempt(job, Path(temporary) / "out")
             if end != SUCCESS:
                 sys.exit(f"{job} fails undisturbed: {error}")

@@ -58,6 +58,8 @@ CASES = [
     ("merge", "two/log.jsonl", "syntax", lambda text: text + b"\xc0\n"),
     ("synthetic", "results.json", "type", field("data", value="x")),
     ("synthetic", "results.json", "type", field("train", value=1e308)),
+    ("synthetic", "results.json", "type", field("data", "buckets", 3, "features", value="many")),
+    ("synthetic", "results.json", "type", field("data", "buckets", 0, "name", value={"a": None})),
     ("synthetic", "results.json", "type", field("data", "buckets", 1, value=True)),
     ("synthetic", "results.json", "type", field("data", "buckets", value=[0, 1])),
 ]
