@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sampled_sae.config import current_version, read_file, upgraded, write_file
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import make_folder, read_json, replacing, writing
+from sampled_sae.utils.files import make_folder, read_json, remove_leftovers, replacing, writing
 
 FOLDER = "evals"
 FIRING = Path(FOLDER) / "firing.safetensors"
@@ -43,7 +43,7 @@ def write_result(folder: Path, name: str, content: dict[str, Any]) -> Path:
 
 
 def _write(path: Path, kind: str, content: dict[str, Any]) -> Path:
-    make_folder(path.parent)
+    remove_leftovers(make_folder(path.parent), path.name)
     write_file(path, kind, content)
     return path
 
@@ -61,7 +61,10 @@ def read_result(folder: Path, name: str) -> dict[str, Any] | None:
 def fingerprint(folder: Path) -> str:
     """A hash of parts of the weights' file, different for other weights."""
     path = folder / WEIGHTS
-    size = path.stat().st_size
+    try:
+        size = path.stat().st_size
+    except OSError as error:  # removed while it was evaluated
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     digest = hashlib.blake2b(str(size).encode(), digest_size=16)
     with path.open("rb") as file:
         for start in (0, size // 3, 2 * size // 3, max(0, size - SAMPLE)):
@@ -185,7 +188,7 @@ class Density(NamedTuple):
 def save_firing(folder: Path, fired: Tensor, tokens: int) -> Path:
     """Write the number of tokens at which each latent [d_sae] fired; whole or not at all."""
     path = folder / FIRING
-    make_folder(path.parent)
+    remove_leftovers(make_folder(path.parent), path.name)
     about = {"format_version": str(current_version("firing"))}
     content = {"fired": fired.detach().cpu().long().contiguous(), "tokens": torch.tensor([tokens])}
     with replacing(path) as temporary, writing(path):

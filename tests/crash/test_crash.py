@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.crash.jobs import JOBS, contents
+from tests.crash.jobs import JOBS, contents, model, text
 from tests.crash.run import SUCCESS, WAYS, attempt, disturb, run
 
 
@@ -11,8 +11,11 @@ def test_disturbed_jobs_end_in_one_line_and_continue_to_the_same_files(job, caps
     assert run(8, 2, [job]) == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("job, way, at", [("cache", "kill", 7), ("cache", "read-only", 8)])
+@pytest.mark.parametrize(
+    "job, way, at", [("cache", "kill", 7), ("cache", "read-only", 8), ("eval", "kill", 136), ("eval", "vanish", 124)]
+)
 def test_past_failures(tmp_path, job, way, at):
-    """A killed writer of cache.json left its temporary file for good."""
+    """A killed writer left its temporary file for good; an SAE that was removed while it was evaluated: a traceback."""
+    model(), text()  # the same in each process
     assert way in WAYS and attempt(job, tmp_path / "out")[0] == SUCCESS and job in JOBS
     assert disturb(job, way, at, contents(tmp_path / "out"))[1] == ""
