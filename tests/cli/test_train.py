@@ -118,7 +118,7 @@ def test_a_cache_is_written_continued_and_trained_on(model, text, tmp_path, caps
     small = ("--steps", 8, "--batch-size", 50, "--latents", 64, "--k", 4)
     train(tmp_path / "cache", "--out", tmp_path / "run", *small)
     folder = capsys.readouterr().out.split()[-1]
-    assert folder.endswith("topk-then-batch-at70-s0") and ss.SAE.load(folder).cfg.metadata["layer"] == 1
+    assert folder.endswith("batchtopk-s0") and ss.SAE.load(folder).cfg.metadata["layer"] == 1
 
 
 def refused(line: str, capsys, *words) -> None:

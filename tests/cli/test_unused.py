@@ -61,7 +61,7 @@ def test_a_file_of_configurations_leaves_nothing_to_flags(acts, tmp_path, capsys
     for flag, value in (
         ("--d-sae", 64),
         ("--k", 3),
-        ("--optimizer.lr", 1e-3),
+        ("--optimizer.lr", 2e-3),
         ("--methods", "topk"),
         ("--auxk.dead-after", 5),
         ("--threshold.beta", 0.5),
