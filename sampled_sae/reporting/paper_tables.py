@@ -239,7 +239,7 @@ def _setting(saes: list[Saved], *path: str) -> str | None:
 
 def _every(values: Iterable[Any]) -> str | None:
     """The different values in order; none where none is known."""
-    known = list(dict.fromkeys(value for value in values if value is not None))
+    known: list[Any] = list(dict.fromkeys(value for value in values if isinstance(value, str | int | float)))
     if all(isinstance(value, int | float) for value in known):
         known = sorted(known)
     return ", ".join(map(_value, known)) or None

@@ -16,7 +16,7 @@ from sampled_sae.config import read_file
 from sampled_sae.evals.results import names_of, read_result, result_path
 from sampled_sae.reporting.collect import Kind, kinds, part
 from sampled_sae.reporting.sweep import Configuration, Sweep, key_of
-from sampled_sae.utils.files import make_folder, read_json, write_json, write_text
+from sampled_sae.utils.files import make_folder, read_json, remove_leftovers, write_json, write_text
 from sampled_sae.utils.measures import Cell, Column, Table, csv_text, find, form, number, shown
 
 
@@ -301,7 +301,7 @@ def write_tables(folders: Sequence[Path], out: Path) -> Path:
             about = (name, str(folder), content.get("model"), content.get("layer"), seed, kind.name)
             found = [(metric.name, find(metric, content["result"])) for metric in kind.metrics]
             rows += [[*about, metric, *value] for metric, value in found if value is not None]
-    make_folder(out)
+    remove_leftovers(make_folder(out), TABLE)
     write_text(out / TABLE, comma_separated(Table([*map(Column, HEAD)], rows)))
     return out / TABLE
 
@@ -327,4 +327,6 @@ def _write_saebench(content: dict[str, Any], folder: Path, name: str, out: Path,
         "sae_cfg_dict": {**sae, **({"training_tokens": tokens} if tokens else {})},
     }
     make_folder(out / kind)
-    write_json(out / kind / f"sampled_sae_{label}_eval_results.json", filled)
+    path = out / kind / f"sampled_sae_{label}_eval_results.json"
+    remove_leftovers(path.parent, path.name)
+    write_json(path, filled)

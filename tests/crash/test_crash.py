@@ -11,9 +11,11 @@ def test_disturbed_jobs_end_in_one_line_and_continue_to_the_same_files(job, caps
     assert run(8, 2, [job]) == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "job, way, at", [("cache", "kill", 7), ("cache", "read-only", 8), ("eval", "kill", 136), ("eval", "vanish", 124)]
-)
+CASES = [("cache", "kill", 7), ("cache", "read-only", 8), ("eval", "vanish", 124)]
+CASES += [("eval", "kill", at) for at in (136, 154, 168)]
+
+
+@pytest.mark.parametrize("job, way, at", CASES)
 def test_past_failures(tmp_path, job, way, at):
     """A killed writer left its temporary file for good; an SAE that was removed while it was evaluated: a traceback."""
     model(), text()  # the same in each process

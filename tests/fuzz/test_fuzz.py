@@ -54,6 +54,7 @@ CASES = [
     ("answers", "answers.jsonl", "syntax", lambda text: text + b"[" * 9999),
     ("explanations", "evals/explanations.json", "value", field("latents", "3", "score", value=10**400)),
     ("report", f"saes/{FIRST}/evals/core.json", "value", field("result", "density", "dead", value=10**400)),
+    ("report", f"saes/{FIRST}/sampled_sae.json", "type", field("metadata", "training", "batch_size", value=[0, 1])),
     ("merge", "one/results.json", "type", field("saes", 0, value=True)),
     ("merge", "two/log.jsonl", "syntax", lambda text: text + b"\xc0\n"),
     ("synthetic", "results.json", "type", field("data", value="x")),
