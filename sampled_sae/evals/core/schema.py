@@ -52,7 +52,7 @@ class CoreConfig(Config):
     loss: bool = True
     """Whether to measure cross-entropy and KL divergence, which take a pass through the whole model for each SAE."""
     trained_on_high_norm: bool = False
-    """Whether training's own cut sees the high-norm tokens; they may take a large part of its budget."""
+    """Whether training-time selection includes the high-norm tokens; they may take a large part of its budget."""
     cut_batch: Positive | None = None
     """Tokens that share one pool and one cut with the training-time selection; None: training's batch, or 4096."""
     legacy_batch: Positive = 16
@@ -66,7 +66,7 @@ class CoreConfig(Config):
     level: OpenShare = 0.95
     """Share of the resamples inside an interval."""
     seed: int = 0
-    """Seed of the bootstrap, and of mixing and sampled pools in training's own cut."""
+    """Seed of the bootstrap, and of mixing and sampled pools in training-time selection."""
 
     @property
     def batch(self) -> int:
@@ -93,7 +93,7 @@ class CoreResult(NamedTuple):
     median_norm: float  # median norm of the measured tokens
     measured: Fidelity  # over all measured tokens
     normal: Fidelity  # over those without a high norm
-    trained: Trained | None  # by training's own cut; none for an SAE without a training configuration
+    trained: Trained | None  # with training-time selection; none for an SAE without a training configuration
     density: Density  # on tokens without a high norm; at a high-norm token half of all latents may fire
     density_measured: Density  # the same over all measured tokens
     loss: Loss | None  # what the model loses; none if it was not to be measured
