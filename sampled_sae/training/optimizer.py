@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from sampled_sae.method.config import OptimizerConfig
 from sampled_sae.method.parameters import LEAST_SHARE, Parameters, gradient_factor, unit_rows_
@@ -33,8 +34,8 @@ def scale_(gradients: Parameters, config: OptimizerConfig) -> Tensor:
     return norm
 
 
-ROWS_AT_ONCE = 1024
-"""Rows that a cautious step handles at a time, so that its working copies stay small."""
+ROWS_AT_ONCE = 512
+"""Rows that a cautious step handles at a time, so that its working copies stay in a core's cache."""
 
 
 def cautious_adam_(
@@ -45,14 +46,20 @@ def cautious_adam_(
     The elements of a row whose new mean has the gradient's sign move, by Adam's step over their share of the row (at
     least `LEAST_SHARE`); the others stay. A row whose gradient is zero moves by Adam's step.
     """
-    mean_rest, square_rest = 1 - config.beta1**updates, 1 - config.beta2**updates
     for w, g, m, s in zip(*(tensor.split(ROWS_AT_ONCE) for tensor in (W, gradient, mean, square)), strict=True):
-        m.lerp_(g, 1 - config.beta1)
-        s.mul_(config.beta2).addcmul_(g, g, value=1 - config.beta2)
-        agrees = (m * g > 0).to(w.dtype)
-        part = agrees.div_(agrees.mean(dim=1, keepdim=True).clamp_min_(LEAST_SHARE))
-        part.masked_fill_(~g.any(dim=1, keepdim=True), 1)
-        w.addcdiv_(part.mul_(m), (s / square_rest).sqrt_().add_(config.eps), value=-lr / mean_rest)
+        step = torch.zeros_like(w)
+        count = torch.tensor(float(updates - 1), device=w.device)
+        adam(
+            *([step], [g], [m], [s], [], [count]),
+            **dict(lr=lr, beta1=config.beta1, beta2=config.beta2, eps=config.eps),
+            **dict(weight_decay=0.0, amsgrad=False, maximize=False, fused=w.device.type in ("cpu", "cuda")),
+        )
+        part = (m * g).sign_().clamp_min_(0)  # comparisons are slower on a CPU
+        share = part.mean(dim=1, keepdim=True)
+        part.div_(share.clamp_min(LEAST_SHARE))
+        unmoved = (share[:, 0] == 0).nonzero()[:, 0]
+        part[unmoved[~g[unmoved].any(dim=1)]] = 1
+        w.addcmul_(step, part)
 
 
 class Optimizer:
