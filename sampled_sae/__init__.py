@@ -6,7 +6,7 @@ the settings of an SAE; presets such as `batchtopk`, `topk` and `sampled` create
 
 from importlib import metadata as _metadata
 
-from sampled_sae.api import activations, browse, compare, evaluate, load_model, report, train
+from sampled_sae.api import activations, browse, compare, evaluate, load_model, push, report, train
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import (
     Annealed,
@@ -64,6 +64,7 @@ __all__ = [
     "evaluate",
     "load_model",
     "paper_recipe",
+    "push",
     "register_input_score",
     "register_score",
     "released",

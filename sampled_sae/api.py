@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import torch
 from torch import Tensor
 
+from sampled_sae.formats.hub import local
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
 
 Device = str | torch.device
 PathLike = str | Path
-SAEs = SAE | PathLike | Sequence[SAE | PathLike]  # SAEs in memory, folders of saved ones, or folders of runs
+SAEs = (
+    SAE | PathLike | Sequence[SAE | PathLike]
+)  # SAEs in memory, or paths of saved ones or of runs; hf:REPO is one on the hub
 
 
 def load_model(
@@ -260,7 +263,7 @@ def report(
     require_package("plotly", "report")
     from sampled_sae.reporting.write import write_report
 
-    return write_report([Path(folder) for folder in _listed(folders)], Path(out), model, layer, figures)
+    return write_report([local(folder) for folder in _listed(folders)], Path(out), model, layer, figures)
 
 
 class Browser(NamedTuple):
@@ -332,6 +335,26 @@ def browse(
     return Browser(index, f"{fire}; {len(page.meanings):,} are explained", page.about["notes"])
 
 
+def push(
+    saes: SAEs, repo: str, subfolder: str | None = None, revision: str | None = None, **settings: Any
+) -> list[str]:
+    """Upload SAEs to a repository of the Hugging Face hub; returns the addresses of the commits.
+
+    A single SAE is in `subfolder`, or in the repository itself. Of several, each is in a folder of its own in there,
+    which has the name of its local folder. `settings` are those of `SAE.push_to_hub`.
+    """
+    from sampled_sae.evals.results import find_saes, names_of
+
+    with _on_disk(saes) as folders:
+        found = find_saes(folders)
+        names = names_of(found) if len(found) > 1 else [""]
+        places = ["/".join(filter(None, (subfolder, name))) or None for name in names]
+        return [
+            SAE.load(folder).push_to_hub(repo, place, revision, **settings)
+            for folder, place in zip(found, places, strict=True)
+        ]
+
+
 def _listed(items: Any) -> list[Any]:
     """The items of a list or tuple, or the single item."""
     return list(items) if isinstance(items, list | tuple) and not hasattr(items, "_fields") else [items]
@@ -340,14 +363,12 @@ def _listed(items: Any) -> list[Any]:
 @contextmanager
 def _on_disk(saes: SAEs) -> Iterator[list[Path]]:
     """Folders of the SAEs, in order; those that are only in memory are saved in a temporary one."""
-    from sampled_sae.evals.session import is_saved
-
     with tempfile.TemporaryDirectory() as place:
         folders = []
         for number, item in enumerate(_listed(saes)):
             if not isinstance(item, SAE):
-                folders.append(Path(item))
-            elif item.folder is not None and is_saved(item, item.folder):
+                folders.append(local(item))
+            elif item.folder is not None and item.is_saved_in(item.folder):
                 folders.append(item.folder)
             else:
                 name, own = item.cfg.training.name if item.cfg.training is not None else None, item.folder

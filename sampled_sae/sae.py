@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sampled_sae.formats import FORMATS, StoredSAE, recognize
+from sampled_sae.formats import FORMATS, StoredSAE, hub, recognize
+from sampled_sae.formats.card import model_card
 from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.utils.errors import UserError
@@ -185,16 +187,73 @@ class SAE(nn.Module):
     @classmethod
     @torch.no_grad()
     def load(cls, path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> SAE:
-        """Read a saved SAE of any known format, in its own dtype by default."""
-        cfg, tensors = recognize(Path(path)).load(Path(path))
+        """Read a saved SAE of any known format, in its own dtype by default.
+
+        `path` is a folder, a file, or hf:OWNER/NAME[/FOLDER][@REVISION] for one on the hub.
+        """
+        path = hub.local(path)
+        cfg, tensors = recognize(path).load(path)
         sae = cls(cfg, dtype or tensors["W_dec"].dtype, device)
         for name, tensor in tensors.items():
             if name in THRESHOLDS:
                 setattr(sae, name, tensor.to(device, torch.float32))
             else:
                 getattr(sae, name).copy_(tensor)
-        sae.folder = Path(path)
+        sae.folder = path
         return sae
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo: str,
+        subfolder: str | None = None,
+        revision: str | None = None,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+    ) -> SAE:
+        """Load an SAE of any known format from the Hugging Face hub; only the files that its format reads are fetched.
+
+        `repo` is OWNER/NAME, `subfolder` the SAE's folder in it, `revision` a branch, a tag or a commit.
+        """
+        return cls.load(hub.download(hub.Place(repo, subfolder and subfolder.strip("/"), revision)), device, dtype)
+
+    def push_to_hub(
+        self,
+        repo: str,
+        subfolder: str | None = None,
+        revision: str | None = None,
+        *,
+        private: bool | None = None,
+        license: str | None = None,
+        card: bool | None = None,
+        message: str | None = None,
+    ) -> str:
+        """Upload the SAE, as a SAELens folder with a model card, to the Hugging Face hub; returns the commit's address.
+
+        A repository that does not exist is created, `private` or not; likewise the branch `revision`. The card has the
+        metrics of the results in the SAE's folder if the SAE is the one saved there. A README.md that exists already is
+        kept unless `card=True`; `card=False` writes none. `license` is a name that the hub knows, such as `mit`.
+        """
+        place = hub.Place(repo, subfolder and subfolder.strip("/"), revision)
+        results = self.folder if self.folder is not None and self.is_saved_in(self.folder) else None
+        text = model_card(self.cfg, place, results, license)
+        tensors = {name: tensor.detach() for name, tensor in self.state_dict().items()}
+        with tempfile.TemporaryDirectory() as parent:
+            folder = FORMATS.find("saelens").save(StoredSAE(self.cfg, tensors), Path(parent) / "sae")
+            (folder / hub.CARD).write_text(text, encoding="utf-8")
+            return hub.upload(folder, place, card, private, message)
+
+    def is_saved_in(self, folder: Path) -> bool:
+        """Whether the SAE in a folder has the same tensors."""
+        try:
+            saved = SAE.load(folder).state_dict()
+        except UserError:
+            return False
+        own = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
+        # A threshold that is not known is nan.
+        return own.keys() == saved.keys() and all(
+            torch.equal(own[name].nan_to_num(), saved[name].nan_to_num()) for name in own
+        )
 
     def __repr__(self) -> str:
         return (

@@ -29,6 +29,7 @@ COMMANDS = {
     "compare": "compare.Compare",
     "report": "report.Report",
     "browse": "browse.Browse",
+    "push": "push.Push",
     "reproduce": "reproduce.Reproduce",
     "synthetic": "synthetic.Synthetic",
     "merge": "synthetic.Merge",

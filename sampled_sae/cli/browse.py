@@ -18,7 +18,8 @@ class Browse:
     """Write a page that shows the latents of an SAE: where each fires, which tokens it promotes, which are similar."""
 
     folder: tyro.conf.Positional[Path]
-    """Folder of the SAE. Explanations, scores and densities that evaluations left in it are shown."""
+    """Folder of the SAE, or hf:OWNER/NAME[/FOLDER][@REVISION] on the hub. Explanations, scores and densities that
+    evaluations left in it are shown."""
     text: str
     """Hub dataset, a file, a folder of files, or stdlib; preferably text that was not trained on."""
     out: Path

@@ -16,7 +16,7 @@ class Compare:
     """Compare SAEs of the same activations: MMCS, one-to-one matching, features that only one of two has."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of SAEs, or of runs; at least two SAEs."""
+    """Folders of SAEs, or of runs, or hf:OWNER/NAME[/FOLDER][@REVISION]; at least two SAEs."""
     out: Path
     """Folder for compare.json, pairs.csv and unique.csv."""
     similarity: Annotated[SimilarityConfig, tyro.conf.arg(name="")] = field(default_factory=SimilarityConfig)

@@ -11,6 +11,7 @@ import tyro
 
 from sampled_sae.data.text import TextSource
 from sampled_sae.evals import chosen, registry
+from sampled_sae.formats.hub import local
 
 OF_CORE = ("contexts", "context", "loss", "no-loss", "put-in", "contexts-at-once")
 
@@ -20,7 +21,7 @@ class Eval:
     """Evaluate SAEs. Results are written to evals/NAME.json in each SAE's folder, and to one table."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of SAEs, or of runs."""
+    """Folders of SAEs, or of runs; hf:OWNER/NAME[/FOLDER][@REVISION] is one on the hub."""
     evals: tuple[str, ...] = ("core",)
     """Evaluations: core, probing, absorption, autointerp, those of installed packages, or a .py file with one."""
     text: str | None = None
@@ -71,7 +72,7 @@ class Eval:
 
     def _default_out(self) -> Path:
         """In the first folder; if SAEs side by side are given, in the folder that holds them."""
-        first, *others = self.folders or (Path(),)
+        first, *others = [local(folder) for folder in self.folders] or [Path()]
         beside = others and all(folder.resolve().parent == first.resolve().parent for folder in others)
         together = beside and (first / "sae_weights.safetensors").exists()
         return (first.resolve().parent if together else first) / "evals"

@@ -31,6 +31,7 @@ from sampled_sae.models.load import load_model
 from sampled_sae.sae import SAE
 from sampled_sae.utils import system
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.measures import find
 from sampled_sae.utils.progress import show
 from sampled_sae.utils.system import git_commit, usable_device, versions
 
@@ -54,7 +55,7 @@ def subjects(saes: Sequence[SAE | Path | str]) -> list[Subject]:
     found: dict[Any, Subject] = {}
     for number, item in enumerate(saes):
         if isinstance(item, SAE):
-            saved = item.folder is not None and is_saved(item, item.folder)
+            saved = item.folder is not None and item.is_saved_in(item.folder)
             folder = item.folder if saved else None
             found[number] = Subject(f"saes[{number}]", item.cfg, folder, partial(lambda sae, _: sae, item))
         else:
@@ -63,19 +64,6 @@ def subjects(saes: Sequence[SAE | Path | str]) -> list[Subject]:
     if not found:
         raise UserError("saes: must name at least one SAE")
     return list(found.values())
-
-
-def is_saved(sae: SAE, folder: Path) -> bool:
-    """Whether the SAE in the folder has the same tensors."""
-    try:
-        saved = SAE.load(folder).state_dict()
-    except UserError:
-        return False
-    own = {name: tensor.cpu() for name, tensor in sae.state_dict().items()}
-    # A threshold that is not known is nan.
-    return own.keys() == saved.keys() and all(
-        torch.equal(own[name].nan_to_num(), saved[name].nan_to_num()) for name in own
-    )
 
 
 def layer_of(sae: InferenceConfig, asked: int | None, where: object) -> int:
@@ -324,6 +312,7 @@ class Session:
         evaluation.save_extras(result, sae.folder)
         content = {
             "result": found,
+            "metrics": {m.title: value._asdict() for m in evaluation.metrics if (value := find(m, found)) is not None},
             "sae": None if sae.cfg.training is None else sae.cfg.training.to_dict(),
             "layer": layer,
             "model": self.model.name,

@@ -25,7 +25,11 @@ class StoredSAE(NamedTuple):
 
 
 class Format(Protocol):
-    """One format."""
+    """One format.
+
+    It may have `files`, a tuple with the names of the files that it reads, relative to the folder; `*` stands for any
+    characters. Only these are downloaded from the hub. Of a format without `files` the whole folder is.
+    """
 
     def recognize(self, path: Path) -> bool:
         """Whether there is an SAE of this format at `path`, from names of files and keys of JSON alone."""

@@ -42,6 +42,8 @@ class Own(Config):
 
 
 class SAELens:
+    files = (CONFIG, WEIGHTS, OWN)
+
     def recognize(self, path: Path) -> bool:
         return (path / CONFIG).exists()
 

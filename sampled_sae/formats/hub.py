@@ -1,0 +1,142 @@
+"""SAEs on the Hugging Face hub: download what a format reads, upload a folder, errors of one line.
+
+A path `hf:OWNER/NAME[/FOLDER][@REVISION]` means a folder, or a file, in a repository there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from sampled_sae.formats import FORMATS, recognize
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.measures import listed
+from sampled_sae.utils.third_party import package, reason
+
+PREFIX = "hf:"
+CARD = "README.md"
+
+
+class Place(NamedTuple):
+    """A folder in a repository of the hub."""
+
+    repo: str  # OWNER/NAME
+    subfolder: str | None = None  # the whole repository if None; may be a file, for formats of one file
+    revision: str | None = None  # branch, tag or commit; the main branch if None
+
+    def __str__(self) -> str:
+        folder, revision = (f"/{self.subfolder}" if self.subfolder else ""), (f"@{self.revision}" * bool(self.revision))
+        return f"{PREFIX}{self.repo}{folder}{revision}"
+
+
+def parse(path: str | Path) -> Place | None:
+    """The place that a path of the form hf:OWNER/NAME[/FOLDER][@REVISION] names; None for other paths."""
+    text = path.as_posix() if isinstance(path, Path) else path
+    if not text.startswith(PREFIX):
+        return None
+    name, _, revision = text.removeprefix(PREFIX).partition("@")
+    owner, _, rest = name.partition("/")
+    repo, _, folder = rest.partition("/")
+    if not owner or not repo:
+        raise UserError(f"{text}: must be hf:OWNER/NAME, then /FOLDER and @REVISION if needed")
+    return Place(f"{owner}/{repo}", folder.strip("/") or None, revision or None)
+
+
+def local(path: str | Path) -> Path:
+    """The path itself, or the folder of the hub's cache to which the SAE of an `hf:` path is downloaded."""
+    place = parse(path)
+    return Path(path) if place is None else download(place)
+
+
+def download(place: Place) -> Path:
+    """Download the files of one SAE, unless they are in the hub's cache; returns its folder, or file, there.
+
+    The files are those that some format declares (`files`). Only if none of them is an SAE is the whole folder
+    downloaded, and only if there are formats that declare nothing.
+    """
+    hub = package("huggingface_hub", str(place), "hub")
+    before = f"{place.subfolder}/" if place.subfolder else ""
+    declared = [getattr(one, "files", None) for one in FORMATS.values()]
+    patterns = [f"{before}{name}" for files in declared for name in files or ()]
+    attempts = [[*patterns, place.subfolder] if place.subfolder else patterns]
+    attempts += [[f"{before}*"]] if None in declared else []
+    found = Path()
+    with _one_line(place):
+        for wanted in attempts:
+            root = hub.snapshot_download(place.repo, revision=place.revision, allow_patterns=wanted)
+            found = Path(root, *PurePosixPath(place.subfolder or "").parts)
+            if any(one.recognize(found) for one in FORMATS.values()):
+                return found
+        names = hub.HfApi().list_repo_files(place.repo, revision=place.revision)
+    _refuse(place, names)
+    recognize(found)  # says what the files lack
+    return found
+
+
+def _refuse(place: Place, names: list[str]) -> None:
+    """The error for a folder without the files of an SAE, with folders that have some."""
+    plain = {name for one in FORMATS.values() for name in getattr(one, "files", ()) if "*" not in name}
+    ends = {PurePosixPath(name).name for name in plain}
+    folders = sorted({str(PurePosixPath(name).parent) for name in names if PurePosixPath(name).name in ends})
+    inside = [name for name in names if name.startswith(f"{place.subfolder or ''}".rstrip("/"))]
+    what = "no SAE there" if inside else f"the repository has no {place.subfolder!r}"
+    others = [name if name != "." else "the repository itself" for name in folders]
+    there = f"; there may be SAEs in {listed(others, 4)}" if others else ""
+    raise UserError(f"{place}: {what}{there}")
+
+
+def upload(folder: Path, place: Place, card: bool | None, private: bool | None, message: str | None) -> str:
+    """Create the repository if there is none, upload the folder and return the address of the commit.
+
+    A README.md that is in the repository stays unless `card`.
+    """
+    hub = package("huggingface_hub", f"repo = {place.repo!r}", "hub")
+    with _one_line(place):
+        api = hub.HfApi(library_name="sampled-sae")
+        api.create_repo(place.repo, private=private, exist_ok=True)
+        if place.revision is not None:
+            api.create_branch(place.repo, branch=place.revision, exist_ok=True)
+        own = f"{place.subfolder}/{CARD}" if place.subfolder else CARD
+        keep = card is False or (card is None and api.file_exists(place.repo, own, revision=place.revision))
+        done = api.upload_folder(
+            repo_id=place.repo,
+            folder_path=folder,
+            path_in_repo=place.subfolder,
+            revision=place.revision,
+            commit_message=message or "Upload an SAE",
+            ignore_patterns=[CARD] if keep else None,
+        )
+    return str(getattr(done, "commit_url", done))
+
+
+@contextmanager
+def _one_line(place: Place) -> Iterator[None]:
+    """Turn the hub library's errors into one line."""
+    errors: Any = package("huggingface_hub.errors", str(place), "hub")
+    try:
+        yield
+    except UserError:
+        raise
+    except errors.HFValidationError as error:
+        raise UserError(f"{place}: not a name of a repository ({reason(error)})") from None
+    except errors.GatedRepoError:
+        raise UserError(
+            f"{place}: access is restricted; ask for it on the repository's page, then `hf auth login`"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise UserError(f"{place}: no such repository on the hub (a private one needs `hf auth login`)") from None
+    except errors.RevisionNotFoundError:
+        raise UserError(f"{place}: the repository has no revision {place.revision!r}") from None
+    except errors.LocalTokenNotFoundError:
+        raise UserError(f"{place}: needs a token of the hub; `hf auth login` saves one") from None
+    except errors.LocalEntryNotFoundError as error:
+        why = reason(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+        raise UserError(f"{place}: not in the cache, and the hub cannot be reached ({why})") from None
+    # Which errors there are depends on the hub library's version.
+    except Exception as error:
+        code = getattr(getattr(error, "response", None), "status_code", None)
+        if code in (401, 403):
+            raise UserError(f"{place}: the hub refuses access ({code}); `hf auth login` saves a token") from None
+        raise UserError(f"{place}: the request to the hub failed ({reason(error)})") from None
