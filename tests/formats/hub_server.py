@@ -109,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
             asked = json.loads(body)
             repo = f"{asked.get('organization') or 'me'}/{asked['name']}"
             if repo in self.server.repos:
-                self.answer({"error": "You already created this model repo", "url": f"{self.server.address}/{repo}"}, 409)
+                self.answer({"error": "already there", "url": f"{self.server.address}/{repo}"}, 409)
                 return
             self.server.repos[repo] = {"main": {}}
             # Newer clients send `visibility`, older ones `private`.
