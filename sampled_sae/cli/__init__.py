@@ -7,6 +7,7 @@ import os
 import re
 import select
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
@@ -41,7 +42,8 @@ BROKEN_PIPE = 141
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 2 for a user error, 130 for an interruption, 141 if the output has no reader."""
-    with _exit_on_broken_pipe():
+    with warnings.catch_warnings(), _exit_on_broken_pipe():
+        warnings.showwarning = _one_line_warning
         try:
             _run(sys.argv[1:] if arguments is None else arguments)
         except Interrupted as stop:
@@ -53,6 +55,10 @@ def main(arguments: list[str] | None = None) -> None:
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)
             sys.exit(130)
+
+
+def _one_line_warning(message: Warning | str, *place: Any, **rest: Any) -> None:
+    print(f"warning: {shown(message)}", file=sys.stderr)
 
 
 def _run(arguments: list[str]) -> None:

@@ -10,23 +10,43 @@ import torch
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels run here: float32 weights on a CUDA device that computes in bfloat16, with Triton."""
-    if device.type != "cuda" or dtype != torch.float32 or importlib.util.find_spec("triton") is None:
+    """Whether the kernels run here: float32 weights on a CUDA device that computes in bfloat16, with Triton.
+
+    On a GPU where they do not, a warning gives the reason, once.
+    """
+    if device.type != "cuda":
         return False
-    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
-        return False
-    return compiles(device)
+    reason = obstacle(device, dtype)
+    if reason:
+        warnings.warn(
+            f"training on {device} without the GPU kernels, so steps are slower: {reason}", stacklevel=1
+        )  # the same place: once
+    return not reason
+
+
+def obstacle(device: torch.device, dtype: torch.dtype) -> str:
+    """Why the kernels cannot run on a CUDA device with weights of this type; empty if they can."""
+    if dtype != torch.float32:
+        return f"they need float32 weights, got {str(dtype).removeprefix('torch.')}"
+    if torch.version.hip is not None:
+        return "they are written for NVIDIA GPUs"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return f"they need compute capability 8.0 (bfloat16), {torch.cuda.get_device_name(device)} has " + ".".join(
+            map(str, capability)
+        )
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    return compile_error(device)
 
 
 @cache
-def compiles(device: torch.device) -> bool:
-    """Whether a small kernel runs: Triton may be installed without the C compiler that it needs, for example."""
+def compile_error(device: torch.device) -> str:
+    """Why a small kernel does not run, empty if it does: Triton may lack the C compiler that it needs, for example."""
     from sampled_sae.kernels import gradients
 
     try:
         gradients.counts(torch.ones(1, 16, dtype=torch.bfloat16, device=device))
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        warnings.warn(f"Triton's kernels cannot be used on {device}, so steps are slower: {reason}", stacklevel=2)
-        return False
-    return True
+        return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ""

@@ -49,10 +49,16 @@ def cautious_adam_(
     for w, g, m, s in zip(*(tensor.split(ROWS_AT_ONCE) for tensor in (W, gradient, mean, square)), strict=True):
         step = torch.zeros_like(w)
         count = torch.tensor(float(updates - 1), device=w.device)
-        adam(
+        adam(  # moves from 0, so `step` is what it would add
             *([step], [g], [m], [s], [], [count]),
-            **dict(lr=lr, beta1=config.beta1, beta2=config.beta2, eps=config.eps),
-            **dict(weight_decay=0.0, amsgrad=False, maximize=False, fused=w.device.type in ("cpu", "cuda")),
+            lr=lr,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            eps=config.eps,
+            weight_decay=0.0,
+            amsgrad=False,
+            maximize=False,
+            fused=w.device.type in ("cpu", "cuda"),
         )
         part = (m * g).sign_().clamp_min_(0)  # comparisons are slower on a CPU
         share = part.mean(dim=1, keepdim=True)

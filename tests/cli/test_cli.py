@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -180,6 +181,12 @@ def test_resume_refuses_another_configuration_and_damaged_checkpoints(acts, tmp_
     for path in (out / "checkpoints").glob("*/0.safetensors"):
         path.write_bytes(path.read_bytes()[:100])
     refused(run(*words, "--resume"), "no good checkpoint is left")
+
+
+def test_warnings_are_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_run", lambda arguments: warnings.warn("slower\nhere", stacklevel=1))
+    cli.main([])
+    assert capsys.readouterr().err == "warning: slower\\nhere\n"
 
 
 def test_help_tells_what_there_is():

@@ -1,5 +1,7 @@
 """Where kernels cannot run, the plain path is taken."""
 
+import re
+
 import pytest
 import torch
 
@@ -25,14 +27,32 @@ def test_the_plain_path_can_be_asked_for(monkeypatch):
 
 
 def test_kernels_that_do_not_compile_are_left_alone(monkeypatch):
-    kernels.compiles.cache_clear()
-    assert kernels.compiles(DEVICE)
-    kernels.compiles.cache_clear()
+    kernels.compile_error.cache_clear()
+    assert not kernels.compile_error(DEVICE)
+    kernels.compile_error.cache_clear()
 
     def broken(f):
-        raise RuntimeError("Failed to find C compiler")
+        raise RuntimeError("Failed to find C compiler\nand more")
 
     monkeypatch.setattr(masked, "counts", broken)
-    with pytest.warns(UserWarning, match="cannot be used on .* so steps are slower: Failed to find C compiler"):
-        assert not kernels.compiles(DEVICE)
-    kernels.compiles.cache_clear()
+    assert kernels.compile_error(DEVICE) == "Failed to find C compiler"
+    kernels.compile_error.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "triton", "dtype", "reason"),
+    [
+        ((7, 5), None, True, torch.float32, "they need compute capability 8.0 (bfloat16), Tesla T4 has 7.5"),
+        ((9, 0), "6.2", True, torch.float32, "they are written for NVIDIA GPUs"),
+        ((9, 0), None, False, torch.float32, "Triton is not installed"),
+        ((9, 0), None, True, torch.float64, "they need float32 weights, got float64"),
+    ],
+)
+def test_a_gpu_without_kernels_is_one_line_with_the_reason(monkeypatch, capability, hip, triton, dtype, reason):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: triton or None)
+    line = f"training on cuda:0 without the GPU kernels, so steps are slower: {reason}"
+    with pytest.warns(UserWarning, match=f"^{re.escape(line)}$"):
+        assert not kernels.usable(torch.device("cuda:0"), dtype)
