@@ -27,6 +27,7 @@ from sampled_sae.utils.errors import UserError
 
 if TYPE_CHECKING:
     from sampled_sae.browser.collect import BrowseConfig
+    from sampled_sae.browser.neuronpedia import NeuronpediaConfig
     from sampled_sae.config import Config
     from sampled_sae.data.harvest import ModelActivations
     from sampled_sae.data.text import TextSource
@@ -272,6 +273,7 @@ class Browser(NamedTuple):
     page: Path  # its index.html
     summary: str  # how many latents fire and are explained
     notes: list[str]  # what is missing on it, and why
+    neuronpedia: Path | None = None  # folder of the batch files for Neuronpedia, if they were written
 
 
 def browse(
@@ -286,6 +288,8 @@ def browse(
     other: SAE | PathLike | None = None,
     comparison: PathLike | None = None,
     config: BrowseConfig | None = None,
+    neuronpedia: PathLike | None = None,
+    export: NeuronpediaConfig | None = None,
     device: Device | None = None,
     dtype: torch.dtype | None = None,
 ) -> Browser:
@@ -293,9 +297,11 @@ def browse(
 
     The first `tokens` of `text` are read in contexts of `context` tokens. `model` None stands for the one whose name
     is saved with the SAE, likewise `layer`. `other` is a second SAE whose nearest latents are shown, `comparison` the
-    folder of a comparison that lists the unique latents.
+    folder of a comparison that lists the unique latents. With `neuronpedia`, a folder, the same numbers are written
+    there as batch files for Neuronpedia, named by `export`.
     """
     from sampled_sae.browser.collect import BrowseConfig
+    from sampled_sae.browser.neuronpedia import NeuronpediaConfig, write_neuronpedia
     from sampled_sae.browser.write import make_page, write_browser
     from sampled_sae.config import require
     from sampled_sae.data.text import TextSource
@@ -325,6 +331,9 @@ def browse(
                 progress=bars,
             )
             index = write_browser(page, read.tokenizer, Path(out), bars)
+            names, batches = export or NeuronpediaConfig(), None
+            if neuronpedia is not None:
+                batches = write_neuronpedia(page, loaded, read, Path(neuronpedia), names)
         except torch.cuda.OutOfMemoryError:
             sizes = f"contexts_at_once = {settings.contexts_at_once}, tokens_at_once = {settings.tokens_at_once}"
             raise UserError(f"{sizes}: out of GPU memory; lower them") from None
@@ -332,7 +341,7 @@ def browse(
             bars.close()
     live = int((page.browsed.firings.fired > 0).sum())
     fire = f"{live:,} of {loaded.d_sae:,} latents fire in {page.browsed.read:,} tokens"
-    return Browser(index, f"{fire}; {len(page.meanings):,} are explained", page.about["notes"])
+    return Browser(index, f"{fire}; {len(page.meanings):,} are explained", page.about["notes"], batches)
 
 
 def push(

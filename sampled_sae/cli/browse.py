@@ -11,6 +11,8 @@ import torch
 import tyro
 
 from sampled_sae.browser.collect import BrowseConfig
+from sampled_sae.browser.neuronpedia import NeuronpediaConfig
+from sampled_sae.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class Browse:
     """Model, where the name that is saved with the SAE does not lead to it."""
     layer: int | None = None
     """Layer, for an SAE that does not name its own."""
+    neuronpedia: Path | None = None
+    """Folder for the same numbers as batch files for Neuronpedia."""
+    export: NeuronpediaConfig = field(default_factory=NeuronpediaConfig)
+    """Names on Neuronpedia."""
     settings: Annotated[BrowseConfig, tyro.conf.arg(name="")] = field(default_factory=BrowseConfig)
     model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of the model; bfloat16 on a GPU, float32 elsewhere when unset."""
@@ -52,6 +58,8 @@ class Browse:
         from sampled_sae.api import browse
         from sampled_sae.data.text import TextSource
 
+        if self.neuronpedia is None and self.export != NeuronpediaConfig():
+            raise UserError("export: has no effect without --neuronpedia FOLDER")
         made = browse(
             self.folder,
             self.model,
@@ -63,9 +71,13 @@ class Browse:
             other=self.other,
             comparison=self.compare,
             config=self.settings,
+            neuronpedia=self.neuronpedia,
+            export=self.export,
             device=self.device,
             dtype=self.model_dtype and getattr(torch, self.model_dtype),
         )
         for note in made.notes:
             print(note, file=sys.stderr)
         print(f"{made.summary}\nPage: {made.page}")
+        if made.neuronpedia is not None:
+            print(f"Neuronpedia: {made.neuronpedia}")

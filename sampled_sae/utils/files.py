@@ -190,8 +190,9 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         with writing(path):
             yield temporary
-            for file in temporary.iterdir():
-                sync(file)
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    sync(file)
             # mkdtemp creates private folders; results are meant to be shared.
             temporary.chmod(0o755)
             _replace_folder(temporary, path)
