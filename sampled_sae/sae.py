@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sampled_sae.formats import FORMATS, StoredSAE, hub, recognize
+from sampled_sae.formats import FORMATS, StoredSAE, hub, load, located
 from sampled_sae.formats.card import model_card
 from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.utils.errors import UserError
 
 THRESHOLDS = ("threshold", "threshold_ema")
+LAYER_NORM_EPS = 1e-5  # as in SAELens
 
 
 class SAE(nn.Module):
@@ -114,17 +115,27 @@ class SAE(nn.Module):
         codes = SparseCodes.cat([SparseCodes.from_dense(self._codes(chunk, latents)) for chunk in chunks])
         return codes if latents is None else codes._replace(latent=latents[codes.latent], d_sae=self.d_sae)
 
-    def decode(self, codes: Tensor | SparseCodes) -> Tensor:
-        """Codes [..., d_sae] -> x_hat [..., d_in]; sparse codes -> x_hat [tokens, d_in]."""
+    def decode(self, codes: Tensor | SparseCodes, x: Tensor | None = None) -> Tensor:
+        """Codes [..., d_sae] -> x_hat [..., d_in]; sparse codes -> x_hat [tokens, d_in].
+
+        `x`, the activations that were encoded, is needed for SAEs that normalize each token (see the configuration).
+        """
         width = codes.d_sae if isinstance(codes, SparseCodes) else codes.shape[-1]
         if width != self.d_sae:
             raise UserError(f"codes have {width} latents: this SAE has {self.d_sae}")
         decoded = codes.decode(self.W_dec) if isinstance(codes, SparseCodes) else codes @ self.W_dec
-        return decoded + self.b_dec
+        decoded = decoded + self.b_dec
+        if self.cfg.normalize_activations == "none":
+            return decoded
+        if x is None:
+            how = f"normalize_activations = {self.cfg.normalize_activations!r}"
+            raise UserError(f"x = None: this SAE has {how}; give decode the activations that were encoded")
+        shift, scale = self._normalization(x.reshape(-1, self.d_in).to(self.device, self.dtype))
+        return (decoded.reshape(-1, self.d_in) * scale + shift).view(decoded.shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., d_in] -> x_hat [..., d_in]."""
-        return self.decode(self.encode(x))
+        return self.decode(self.encode(x), x)
 
     def _input(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
         """A tensor of the right width; it moves to the SAE's device and dtype chunk by chunk."""
@@ -140,10 +151,20 @@ class SAE(nn.Module):
     def _affine(self, x: Tensor, latents: Tensor | None) -> Tensor:
         """x [n, d_in] -> pre-activations [n, c]."""
         x = x.to(self.device, self.dtype)
+        if self.cfg.normalize_activations != "none":
+            shift, scale = self._normalization(x)
+            x = (x - shift) / (scale + (LAYER_NORM_EPS if self.cfg.normalize_activations == "layer_norm" else 0.0))
         x = x - self.b_dec if self.cfg.apply_b_dec_to_input else x
         if latents is None:
             return torch.addmm(self.b_enc, x, self.W_enc)
         return torch.addmm(self.b_enc[latents], x, self.W_enc.T[latents].T)
+
+    def _normalization(self, x: Tensor) -> tuple[Tensor | float, Tensor]:
+        """x [n, d_in] -> what is subtracted from each token, and what the rest is divided by, [n, 1]."""
+        if self.cfg.normalize_activations == "constant_norm_rescale":
+            return 0.0, (x.norm(dim=1, keepdim=True) / self.d_in**0.5).clamp_min(torch.finfo(x.dtype).tiny)
+        shift = x.mean(dim=1, keepdim=True)
+        return shift, (x - shift).std(dim=1, keepdim=True)
 
     def _codes(self, x: Tensor, latents: Tensor | None) -> Tensor:
         """x [n, d_in] -> codes [n, c]."""
@@ -186,13 +207,20 @@ class SAE(nn.Module):
 
     @classmethod
     @torch.no_grad()
-    def load(cls, path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> SAE:
+    def load(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | None = None,
+        k: int | None = None,
+    ) -> SAE:
         """Read a saved SAE of any known format, in its own dtype by default.
 
-        `path` is a folder, a file, or hf:OWNER/NAME[/FOLDER][@REVISION] for one on the hub.
+        `path` is a folder, a file, or hf:OWNER/NAME[/FOLDER][@REVISION] for one on the hub. `k` is the number of active
+        latents per token, for files that do not name it (Qwen-Scope).
         """
-        path = hub.local(path)
-        cfg, tensors = recognize(path).load(path)
+        path = located(hub.local(path))
+        cfg, tensors = load(path, k)
         sae = cls(cfg, dtype or tensors["W_dec"].dtype, device)
         for name, tensor in tensors.items():
             if name in THRESHOLDS:
@@ -210,12 +238,14 @@ class SAE(nn.Module):
         revision: str | None = None,
         dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
+        k: int | None = None,
     ) -> SAE:
         """Load an SAE of any known format from the Hugging Face hub; only the files that its format reads are fetched.
 
-        `repo` is OWNER/NAME, `subfolder` the SAE's folder in it, `revision` a branch, a tag or a commit.
+        `repo` is OWNER/NAME, `subfolder` the SAE's folder in it, `revision` a branch, a tag or a commit. `k` as in
+        `load`.
         """
-        return cls.load(hub.download(hub.Place(repo, subfolder and subfolder.strip("/"), revision)), device, dtype)
+        return cls.load(hub.download(hub.Place(repo, subfolder and subfolder.strip("/"), revision)), device, dtype, k)
 
     def push_to_hub(
         self,

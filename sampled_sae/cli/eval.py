@@ -11,6 +11,7 @@ import tyro
 
 from sampled_sae.data.text import TextSource
 from sampled_sae.evals import chosen, registry
+from sampled_sae.formats import is_sae, results_folder
 from sampled_sae.formats.hub import local
 
 OF_CORE = ("contexts", "context", "loss", "no-loss", "put-in", "contexts-at-once")
@@ -74,8 +75,8 @@ class Eval:
         """In the first folder; if SAEs side by side are given, in the folder that holds them."""
         first, *others = [local(folder) for folder in self.folders] or [Path()]
         beside = others and all(folder.resolve().parent == first.resolve().parent for folder in others)
-        together = beside and (first / "sae_weights.safetensors").exists()
-        return (first.resolve().parent if together else first) / "evals"
+        together = beside and is_sae(first)
+        return (first.resolve().parent if together else results_folder(first)) / "evals"
 
 
 def command() -> Any:

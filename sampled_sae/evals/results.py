@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from sampled_sae.config import current_version, read_file, upgraded, write_file
+from sampled_sae.formats import results_folder, saes_in
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, read_json, remove_leftovers, replacing, writing
 
@@ -34,7 +36,7 @@ SAMPLE = 2**20  # bytes of each part of the weights that enter their fingerprint
 
 def result_path(folder: Path, name: str) -> Path:
     """The file of an evaluation's result on the SAE in this folder."""
-    return folder / FOLDER / f"{name}.json"
+    return results_folder(folder) / FOLDER / f"{name}.json"
 
 
 def write_result(folder: Path, name: str, content: dict[str, Any]) -> Path:
@@ -59,27 +61,36 @@ def read_result(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """A hash of parts of the weights' file, different for other weights."""
-    path = folder / WEIGHTS
-    try:
-        size = path.stat().st_size
-    except OSError as error:  # removed while it was evaluated
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    digest = hashlib.blake2b(str(size).encode(), digest_size=16)
-    with path.open("rb") as file:
-        for start in (0, size // 3, 2 * size // 3, max(0, size - SAMPLE)):
-            file.seek(start)
-            digest.update(file.read(SAMPLE))
+    """A hash of parts of the weights' file, different for other weights; of all its files for formats of others."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in _files_of(folder):
+        try:
+            size = path.stat().st_size
+            digest.update(str(size).encode())
+            with path.open("rb") as file:
+                for start in (0, size // 3, 2 * size // 3, max(0, size - SAMPLE)):
+                    file.seek(start)
+                    digest.update(file.read(SAMPLE))
+        except OSError as error:  # removed while it was evaluated
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     return digest.hexdigest()
 
 
+def _files_of(folder: Path) -> list[Path]:
+    if folder.is_file() or (folder / WEIGHTS).exists():
+        return [folder if folder.is_file() else folder / WEIGHTS]
+    found: list[Path] = []
+    for where, below, files in os.walk(folder):
+        below[:] = [name for name in below if name[0] != "." and name != FOLDER]
+        found += [Path(where) / name for name in files if name[0] != "."]
+    return sorted(found) or [folder / WEIGHTS]
+
+
 def find_saes(folders: Sequence[Path]) -> list[Path]:
-    """The folders of SAEs in these folders, or these themselves, in order."""
+    """The SAEs in these folders, or these themselves, in order: their folders, or files of formats without one."""
     found: dict[Path, None] = {}
     for folder in folders:
-        inside = sorted(path.parent for path in folder.rglob(WEIGHTS))
-        # A save that was killed leaves a folder that begins with a dot.
-        inside = [path for path in inside if not any(part[0] == "." for part in path.relative_to(folder).parts)]
+        inside = saes_in(folder)
         if not inside:
             raise UserError(f"{str(folder)!r}: holds no SAE; must be the folder of one, or of a run")
         found |= dict.fromkeys(inside)
@@ -130,7 +141,7 @@ class Explanation(NamedTuple):
 
 def explanations_path(folder: Path) -> Path:
     """The file with the explanations of the SAE in this folder."""
-    return Path(folder) / FOLDER / "explanations.json"
+    return results_folder(Path(folder)) / FOLDER / "explanations.json"
 
 
 def save_explanations(folder: Path, latents: Mapping[int, Mapping[str, Any]], **about: Any) -> Path:
@@ -187,7 +198,7 @@ class Density(NamedTuple):
 
 def save_firing(folder: Path, fired: Tensor, tokens: int) -> Path:
     """Write the number of tokens at which each latent [d_sae] fired; whole or not at all."""
-    path = folder / FIRING
+    path = results_folder(folder) / FIRING
     remove_leftovers(make_folder(path.parent), path.name)
     about = {"format_version": str(current_version("firing"))}
     content = {"fired": fired.detach().cpu().long().contiguous(), "tokens": torch.tensor([tokens])}
@@ -198,7 +209,7 @@ def save_firing(folder: Path, fired: Tensor, tokens: int) -> Path:
 
 def read_density(folder: Path, d_sae: int) -> Density | None:
     """The counts of the core evaluation in the SAE's folder, if there are any."""
-    path = folder / FIRING
+    path = results_folder(folder) / FIRING
     if not path.exists():
         return None
     fired, tokens = _tensor(path, "fired", d_sae), _tensor(path, "tokens", 1)
@@ -209,6 +220,7 @@ def read_density(folder: Path, d_sae: int) -> Density | None:
 
 def load_live(folder: Path, d_sae: int) -> Liveness:
     """Which of an SAE's latents fire, from the files in its folder: firing counts, core results, SAELens' densities."""
+    folder = results_folder(folder)
     if (folder / FIRING).exists():
         return Liveness(_tensor(folder / FIRING, "fired", d_sae) > 0, str(FIRING))
     if (folder / CORE).exists():

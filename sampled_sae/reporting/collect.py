@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from sampled_sae.config import read_file
 from sampled_sae.evals import all_metrics, titles
+from sampled_sae.formats import describe, is_sae, sae_of
+from sampled_sae.formats.saelens import saelens_config
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import parse_json
+from sampled_sae.utils.files import parse_json, read_json
 from sampled_sae.utils.measures import Metric
 
 OWN, FOREIGN, WEIGHTS = "sampled_sae.json", "cfg.json", "sae_weights.safetensors"
@@ -112,8 +116,8 @@ def _synthetic(folder: Path, notes: list[str]) -> dict[str, Any] | None:
 
 def _is_sae(folder: Path) -> bool:
     """Settings or results suffice: the weights may be on another machine."""
-    if (folder / OWN).exists() or ((folder / FOREIGN).exists() and (folder / WEIGHTS).exists()):
-        return True
+    if (folder / OWN).exists() or (folder / WEIGHTS).exists() or (is_sae(folder) and not (folder / FOREIGN).exists()):
+        return is_sae(folder) or (folder / OWN).exists()
     return any((folder / "evals" / f"{kind.name}.json").exists() for kind in kinds())
 
 
@@ -151,7 +155,7 @@ def _unfinished(run: Run, folder: Path) -> list[Saved]:
 
 
 def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
-    own, foreign = _read(folder / OWN, "sae", notes), _read(folder / FOREIGN, "SAELens", notes)
+    own, foreign = _read(folder / OWN, "sae", notes), _foreign(folder, notes)
     of_run = dicts(part(run.record, "config"), "saes") if run else []
     configs = [own.get("config"), *(config for config in of_run if config.get("name") == folder.name)]
     metadata = part(own, "metadata") or {k: v for k, v in part(foreign, "metadata").items() if v is not None}
@@ -171,6 +175,27 @@ def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
     config = next((one for one in configs if isinstance(one, dict)), None)
     name = str((config or {}).get("name") or folder.name)
     return Saved(folder, name, config, metadata, foreign.get("d_in"), foreign.get("d_sae"), results, run, True)
+
+
+def _foreign(folder: Path, notes: list[str]) -> dict[str, Any]:
+    try:
+        return saelens_fields(folder)
+    except UserError as error:
+        notes.append(f"{error}; left out")
+        return {}
+
+
+def saelens_fields(folder: Path) -> dict[str, Any]:
+    """What cfg.json of SAELens has of an SAE of any format; empty if only results are there."""
+    if (folder / OWN).exists():
+        content = read_json(folder / FOREIGN) if (folder / FOREIGN).exists() else {}
+        return content if isinstance(content, dict) else {}
+    path = sae_of(folder)
+    if not is_sae(path):
+        return {}
+    cfg = describe(path)
+    fields = saelens_config(cfg, torch.float32)
+    return fields | {"metadata": fields["metadata"] | cfg.metadata}
 
 
 def _read(path: Path, kind: str, notes: list[str]) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from sampled_sae.config import read_file
 from sampled_sae.evals.results import names_of, read_result, result_path
-from sampled_sae.reporting.collect import Kind, kinds, part
+from sampled_sae.reporting.collect import Kind, kinds, part, saelens_fields
 from sampled_sae.reporting.sweep import Configuration, Sweep, key_of
-from sampled_sae.utils.files import make_folder, read_json, remove_leftovers, write_json, write_text
+from sampled_sae.utils.files import make_folder, remove_leftovers, write_json, write_text
 from sampled_sae.utils.measures import Cell, Column, Table, csv_text, find, form, number, shown
 
 
@@ -311,8 +311,7 @@ def _write_saebench(content: dict[str, Any], folder: Path, name: str, out: Path,
     layout = part(content, "saebench")
     if not layout:  # of an older evaluation
         return
-    own, foreign = folder / "sampled_sae.json", folder / "cfg.json"
-    sae = read_json(foreign) if foreign.exists() else {}
+    own, sae = folder / "sampled_sae.json", saelens_fields(folder)
     training = part(read_file(own, "sae") if own.exists() else {}, "metadata", "training")
     tokens = training.get("steps", 0) * training.get("batch_size", 0)
     kind, label = str(layout["eval_type_id"]), name.replace("/", "_")

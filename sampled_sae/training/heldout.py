@@ -83,7 +83,7 @@ def _measure(sae: SAE, x: Tensor, select: Callable[[Tensor], SparseCodes], batch
     for part in x.split(batch_size):
         part = part.to(sae.device, sae.dtype)
         codes = select(part)
-        error = error + (part - sae.decode(codes)).square().sum(dtype=torch.float64)
+        error = error + (part - sae.decode(codes, part)).square().sum(dtype=torch.float64)
         variance = variance + (part - mean).square().sum(dtype=torch.float64)
         fired += torch.bincount(codes.latent, minlength=sae.d_sae)
     fvu = float(error / variance) if variance > 0 else None

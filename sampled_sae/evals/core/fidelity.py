@@ -97,7 +97,7 @@ def reconstruct(
         rows = slice(start, start + at_once)
         dense = sae.encode(x[rows])
         codes = SparseCodes.from_dense(dense)
-        x_hat.append(sae.decode(dense if len(codes.token) > DENSE * dense.numel() else codes))
+        x_hat.append(sae.decode(dense if len(codes.token) > DENSE * dense.numel() else codes, x[rows]))
         l0.append(torch.bincount(codes.token, minlength=len(dense)))
         for tokens, firing in counted:
             chosen = tokens[rows][codes.token]
@@ -207,7 +207,7 @@ class TrainedCut:
         whole = len(x) - len(x) % min(self.group, len(x))
         sae, part, context = self.sae, x[:whole].to(self.sae.device), context[:whole].to(self.sae.device)
         codes = training_time_codes(sae, part.to(sae.dtype), self.config, self.generator)
-        exact, x_hat = part.double(), sae.decode(codes)
+        exact, x_hat = part.double(), sae.decode(codes, part)
         values = {
             "tokens": torch.ones(whole, dtype=torch.float64, device=sae.device),
             "error": (exact - x_hat.double()).square().sum(1),

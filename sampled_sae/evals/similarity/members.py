@@ -9,12 +9,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from sampled_sae.config import Bound, Config, Count, NonNegative, Positive
 from sampled_sae.evals.results import WEIGHTS, Explanation, Liveness, find_saes, load_live, names_of, read_explanations
+from sampled_sae.formats import describe, load
 from sampled_sae.formats.saelens import read_own, verify
+from sampled_sae.formats.tensors import safetensors_shapes
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import label
 from sampled_sae.sae import SAE
@@ -88,12 +90,11 @@ def open_members(folders: Iterable[Path | str]) -> list[Member]:
 
 def open_member(folder: Path, name: str | None = None) -> Member:
     """A saved SAE, with what evaluations have left in its folder; any SAELens folder with a decoder will do."""
+    if not (folder / WEIGHTS).exists():
+        cfg = describe(folder)
+        return _member(folder, name, cfg.d_sae, cfg.d_in, lambda: load(folder).tensors["W_dec"], {})
     path = folder / WEIGHTS
-    try:
-        with safe_open(path, "pt") as file:
-            shape = file.get_slice("W_dec").get_shape()
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: missing or damaged ({error})") from None
+    shape = safetensors_shapes(path).get("W_dec", ())
     if len(shape) != 2:
         raise UserError(f"{path}: W_dec has shape {tuple(shape)}: must be [latents, width]")
 
@@ -102,11 +103,17 @@ def open_member(folder: Path, name: str | None = None) -> Member:
             rows: Tensor = file.get_tensor("W_dec")
         return rows
 
-    (latents, width), own = shape, read_own(folder)
+    own = read_own(folder)
     verify(folder, own, WEIGHTS)
     facts = _described(own.config, own.metadata) if own is not None else _described(None, {})
-    facts |= {"live": load_live(folder, latents), "explained": read_explanations(folder, latents)}
-    return Member(name or folder.name, latents, width, decoder, **facts)
+    return _member(folder, name, *shape, decoder, facts)
+
+
+def _member(
+    folder: Path, name: str | None, latents: int, width: int, decoder: Callable[[], Tensor], facts: dict[str, Any]
+) -> Member:
+    found = {"live": load_live(folder, latents), "explained": read_explanations(folder, latents)}
+    return Member(name or folder.name, latents, width, decoder, **facts, **found)
 
 
 def top_features(explained: dict[int, Explanation], count: int = 10) -> list[tuple[int, Explanation]]:

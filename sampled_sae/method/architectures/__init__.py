@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -59,11 +59,17 @@ class InferenceConfig(Config):
     """Active latents per token: exactly for topk; None if unknown or not fixed."""
     apply_b_dec_to_input: bool = True
     """Whether b_dec is subtracted from the input before encoding."""
+    normalize_activations: Literal["none", "constant_norm_rescale", "layer_norm"] = "none"
+    """How each token is normalized before encoding: not at all, to the norm sqrt(d_in), or to mean 0 and variance 1."""
+    prefixes: tuple[Positive, ...] = ()
+    """Widths of the nested prefixes of a Matryoshka SAE, ascending up to d_sae; empty for other SAEs."""
     training: SAEConfig | None = None
     """Settings of the training; None for an SAE trained elsewhere."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Origin of the SAE: model, hook point, text, training run. Saved with it."""
 
     def check(self) -> None:
+        ascending = self.prefixes == tuple(sorted(set(self.prefixes))) and self.prefixes[-1:] in ((), (self.d_sae,))
+        require(ascending, "prefixes", self.prefixes, f"must be ascending widths that end with d_sae = {self.d_sae}")
         needs_k = ARCHITECTURES.find(self.architecture).needs_k
         require(not needs_k or self.k is not None, "k", self.k, f"must be a number for {self.architecture!r} SAEs")
