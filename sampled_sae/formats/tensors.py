@@ -113,14 +113,9 @@ _header_2_0 = np.lib.format.read_array_header_2_0
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
-    what = "no such file" if isinstance(error, FileNotFoundError) else f"missing or damaged ({shown_line(error)})"
-    return UserError(f"{path}: {what}")
-
-
-def shown_line(error: Exception) -> str:
-    """An error of another library, in one line of at most 200 characters."""
+    """An error of another library, in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    return UserError(f"{path}: missing or damaged ({text if len(text) <= 200 else f'{text[:200]}...'})")
 
 
 # ---- configurations ---------------------------------------------------------------------------------

@@ -187,8 +187,8 @@ def _foreign(folder: Path, notes: list[str]) -> dict[str, Any]:
 
 def saelens_fields(folder: Path) -> dict[str, Any]:
     """What cfg.json of SAELens has of an SAE of any format; empty if only results are there."""
-    if (folder / OWN).exists():
-        content = read_json(folder / FOREIGN) if (folder / FOREIGN).exists() else {}
+    content = read_json(folder / FOREIGN) if (folder / FOREIGN).exists() else {}
+    if (folder / OWN).exists() or (isinstance(content, dict) and "metadata" in content):
         return content if isinstance(content, dict) else {}
     path = sae_of(folder)
     if not is_sae(path):

@@ -76,7 +76,7 @@ def test_damaged_folders_get_a_clear_line(sae, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ss.UserError, match=r"file: a file, not the folder of an SAE"):
         SAE.load(tmp_path / "file")
-    with pytest.raises(ss.UserError, match=r": no SAE in this folder \(no cfg.json\)"):
+    with pytest.raises(ss.UserError, match=r": no SAE in this folder; the formats that are recognized are"):
         SAE.load(tmp_path)
     sae.save(tmp_path / "sae")
     path = tmp_path / "sae" / "sae_weights.safetensors"
@@ -88,7 +88,9 @@ def test_damaged_folders_get_a_clear_line(sae, tmp_path):
     config = json.loads((tmp_path / "sae" / "cfg.json").read_text())
     (tmp_path / "sae" / "cfg.json").write_text(json.dumps(config | {"architecture": "transcoder"}))
     with pytest.raises(
-        ss.UserError, match="architecture = 'transcoder': only 'gated', 'jumprelu', 'standard', 'topk' can be loaded"
+        ss.UserError,
+        match="architecture = 'transcoder': only 'gated', 'groupmax', 'jumprelu', 'standard', 'topk', "
+        "'batchtopk', 'matryoshka_batchtopk' can be loaded",
     ):
         SAE.load(tmp_path / "sae")
     (tmp_path / "sae" / "cfg.json").write_text(json.dumps(config | {"d_in": 7}))
@@ -170,10 +172,10 @@ def test_changed_settings_are_noticed(sae, tmp_path):
     [
         ("cfg.json", {"d_in": "6"}, "d_in = '6': must be a whole number"),
         ("cfg.json", {"d_sae": 0}, "d_sae = 0: must be at least 1"),
-        ("cfg.json", {"d_sae": None}, "d_sae is missing: not a SAELens v6 configuration"),
+        ("cfg.json", {"d_sae": None}, "d_sae is missing: not a SAELens configuration"),
         ("cfg.json", {"architecture": ["jumprelu"]}, "architecture = .'jumprelu'.: only"),
         ("cfg.json", {"architecture": "topk"}, "k = None: must be a number for 'topk' SAEs"),
-        ("cfg.json", {"normalize_activations": "layer_norm"}, "normalize_activations = 'layer_norm': only 'none' can"),
+        ("cfg.json", {"normalize_activations": "whiten"}, "normalize_activations = 'whiten': only 'none', 'const"),
         ("cfg.json", {"metadata": [3]}, "metadata = .3.: must be an object with named fields"),
         ("sampled_sae.json", {"metadata": [3]}, "metadata = .3.: must be an object with named fields"),
         ("sampled_sae.json", {"checksums": 3}, "checksums = 3: must be an object with named fields"),

@@ -32,16 +32,19 @@ def truth(sae: SAE) -> torch.Tensor:
             for row, values in zip(kept, pre + sae.b_enc, strict=True):
                 row[values.argsort(descending=True)[: sae.cfg.k]] = True
             return torch.where(kept, pre + sae.b_enc, 0).relu()
+        case "groupmax":
+            groups = (pre + sae.b_enc).relu().unflatten(1, (sae.cfg.k, -1))
+            return torch.where(groups == groups.amax(-1, keepdim=True), groups, 0).flatten(1)
         case "gated":
             return (pre + sae.b_gate > 0) * torch.relu(pre * sae.r_mag.exp() + sae.b_mag)
     raise AssertionError
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["gated", "jumprelu", "standard", "topk"])
+@pytest.mark.parametrize("name", ["gated", "groupmax", "jumprelu", "standard", "topk"])
 def test_codes_are_the_formula(name, tmp_path):
-    assert sorted(ARCHITECTURES) == ["gated", "jumprelu", "standard", "topk"]
-    sae = made(name, k=12 if name == "topk" else None)
+    assert sorted(ARCHITECTURES) == ["gated", "groupmax", "jumprelu", "standard", "topk"]
+    sae = made(name, k={"topk": 12, "groupmax": 5}.get(name))
     if name == "gated":
         sae.b_enc.zero_()
     sae.threshold.fill_(0.4 if name == "jumprelu" else 0.0)
@@ -56,7 +59,8 @@ def test_codes_are_the_formula(name, tmp_path):
 
 def test_unknown_or_incomplete_architectures_are_refused():
     with pytest.raises(
-        UserError, match="architecture = 'crosscoder': unknown; the architectures are gated, jumprelu, standard, topk"
+        UserError,
+        match="architecture = 'crosscoder': unknown; the architectures are gated, groupmax, jumprelu, standard",
     ):
         InferenceConfig(6, 20, "crosscoder")
     with pytest.raises(UserError, match="k = None: must be a number for 'topk' SAEs"):

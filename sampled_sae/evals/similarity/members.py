@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sampled_sae.config import Bound, Config, Count, NonNegative, Positive
 from sampled_sae.evals.results import WEIGHTS, Explanation, Liveness, find_saes, load_live, names_of, read_explanations
-from sampled_sae.formats import describe, load
+from sampled_sae.formats import describe, is_sae, load
 from sampled_sae.formats.saelens import read_own, verify
 from sampled_sae.formats.tensors import safetensors_shapes
 from sampled_sae.method.config import SAEConfig
@@ -90,13 +90,13 @@ def open_members(folders: Iterable[Path | str]) -> list[Member]:
 
 def open_member(folder: Path, name: str | None = None) -> Member:
     """A saved SAE, with what evaluations have left in its folder; any SAELens folder with a decoder will do."""
-    if not (folder / WEIGHTS).exists():
+    if not (folder / WEIGHTS).exists() and is_sae(folder):
         cfg = describe(folder)
         return _member(folder, name, cfg.d_sae, cfg.d_in, lambda: load(folder).tensors["W_dec"], {})
     path = folder / WEIGHTS
-    shape = safetensors_shapes(path).get("W_dec", ())
-    if len(shape) != 2:
-        raise UserError(f"{path}: W_dec has shape {tuple(shape)}: must be [latents, width]")
+    shape = safetensors_shapes(path).get("W_dec")
+    if shape is None or len(shape) != 2:
+        raise UserError(f"{path}: W_dec has shape {shape}: must be [latents, width]")
 
     def decoder() -> Tensor:
         with safe_open(path, "pt") as file:
@@ -112,8 +112,8 @@ def open_member(folder: Path, name: str | None = None) -> Member:
 def _member(
     folder: Path, name: str | None, latents: int, width: int, decoder: Callable[[], Tensor], facts: dict[str, Any]
 ) -> Member:
-    found = {"live": load_live(folder, latents), "explained": read_explanations(folder, latents)}
-    return Member(name or folder.name, latents, width, decoder, **facts, **found)
+    facts |= {"live": load_live(folder, latents), "explained": read_explanations(folder, latents)}
+    return Member(name or folder.name, latents, width, decoder, **facts)
 
 
 def top_features(explained: dict[int, Explanation], count: int = 10) -> list[tuple[int, Explanation]]:
