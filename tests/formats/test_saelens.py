@@ -218,5 +218,5 @@ def test_loading_in_another_dtype(sae, tmp_path):
     back = SAE.load(sae.save(tmp_path / "sae"), dtype=torch.bfloat16)
     assert back.dtype == torch.bfloat16 and back.threshold == sae.threshold
     assert back.folder == tmp_path / "sae"
-    with pytest.raises(ss.UserError, match="format = 'zip': unknown; the formats are .*saelens"):
+    with pytest.raises(ss.UserError, match=r"format = 'zip': unknown; the formats are .*saelens"):
         sae.save(tmp_path / "other", format="zip")
