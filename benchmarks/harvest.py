@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
+from sampled_sae.data.buffer import contexts_at_once
 from sampled_sae.data.contexts import TextConfig, contexts
-from sampled_sae.data.harvest import HarvestStream, contexts_at_once, model_activations
+from sampled_sae.data.harvest import HarvestStream, model_activations
 from sampled_sae.data.text import TextSource
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
@@ -50,7 +51,7 @@ def loop(model: LanguageModel, tokens: torch.Tensor, layer: int, whole: bool) ->
 
 def harvest(stream: HarvestStream, first: int, blocks: int) -> float:
     """Tokens per second of some blocks; the first one is started before the measurement."""
-    size = stream.harvest.block_batches
+    size = stream.harvest.rounds.batches
     stream.batch(first * size)
     return rate(
         blocks * size * stream.batch_size, lambda: [stream.batch((first + 1 + i) * size) for i in range(blocks)]

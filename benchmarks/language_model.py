@@ -119,7 +119,7 @@ class Setting:
         self.heldout = stream.heldout.to(self.device)
         # Training tokens of the last block: memorization would show here.
         self.trained = torch.cat(
-            [stream.batch(steps - 1 - i) for i in range(min(16, (steps - 1) % stream.harvest.block_batches + 1))]
+            [stream.batch(steps - 1 - i) for i in range(min(16, (steps - 1) % stream.harvest.rounds.batches + 1))]
         )
         each = [watch.milliseconds(sae.cfg.training) for sae in saes if sae.cfg.training]
         return saes, {"seconds": seconds, "open_seconds": opened, "steps": steps, "ms_a_step": each}

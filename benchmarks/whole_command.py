@@ -74,7 +74,7 @@ def main() -> None:
     CLOCK["all"] = time.perf_counter() - begin + CLOCK["import"]
     print(f"FVU {result.normal.fvu.value:.4f}, total {CLOCK['all']:.1f} s", flush=True)
     [fresh] = source.open(a.batch, 65_536, 0).values()
-    blocks, size = 6, fresh.harvest.block_batches
+    blocks, size = 6, fresh.harvest.rounds.batches
     with clock(f"harvest alone, {blocks * size} batches"):
         for block in range(blocks):
             x = fresh.batch(block * size).float()

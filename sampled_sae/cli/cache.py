@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 import tyro
 
-from sampled_sae.data.harvest import HarvestConfig
+from sampled_sae.data.buffer import HarvestConfig
 from sampled_sae.data.text import TextSource
 from sampled_sae.utils.errors import UserError
 

@@ -67,6 +67,8 @@ def write(
     progress: bool = True,
 ) -> Path:
     """Write the activations of a source, without its held-out tokens, in the order in which it gives them."""
+    if (Path(folder) / INDEX).exists():  # it may have been begun with another size of the buffer
+        source = source.as_begun(_Index.read(Path(folder)).description)
     streams = source.open(source.cache_batch, heldout_tokens, seed)
     if len(streams) != 1:
         raise UserError(f"hook points {', '.join(streams)}: a cache holds one; write one for each")
@@ -77,10 +79,11 @@ def write(
         yield stream.batch(first)[skip:]
         yield from map(stream.batch, count(first + 1))
 
-    decides = {name: stream.identity[name] for name in ("buffer_tokens", "seed", "digest") if name in stream.identity}
+    decides = ("buffer_tokens", "rolling", "seed", "digest")
+    decided = {name: stream.identity[name] for name in decides if name in stream.identity}
     bar = show(tokens, what="harvest", unit="tokens", enabled=progress)
     try:
-        write_cache(folder, batches, tokens, {**stream.metadata, **decides}, shard_tokens, bar.update)
+        write_cache(folder, batches, tokens, {**stream.metadata, **decided}, shard_tokens, bar.update)
     finally:
         bar.close()
         stream.close()

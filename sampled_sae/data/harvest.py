@@ -1,25 +1,28 @@
 """A language model and a text -> batches of activations, mixed across documents, the same ones for the same seed.
 
 Contexts are taken in blocks. The activations of a block, less the positions and tokens that are left out, are
-shuffled together and cut into batches. The content of a batch follows from its number alone: not from the number of
-contexts in a pass through the model, nor the other layers collected with it, nor where a run was interrupted.
+shuffled, mixed with those of its neighbors (`rounds`) and cut into batches. The content of a batch follows from its
+number alone: not from the number of contexts in a pass through the model, nor the other layers collected with it, nor
+where a run was interrupted.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sampled_sae.config import Bound, Distinct, NotEmpty, Positive, hints, require
-from sampled_sae.data.contexts import ContextBank, TextConfig, contexts, encoder
+from sampled_sae.config import hints
+from sampled_sae.data.buffer import SMALLEST, HarvestConfig, bytes_needed, contexts_at_once, enough_buffer
+from sampled_sae.data.contexts import ContextBank, contexts, encoder
+from sampled_sae.data.rounds import Rounds, plan_rounds
 from sampled_sae.data.stream import ActivationSource, ActivationStream, check_batch, permutation
 from sampled_sae.data.text import TextList, TextSource, as_text
 from sampled_sae.models.language_model import HookPoint, LanguageModel
@@ -28,8 +31,6 @@ from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.progress import telling
 from sampled_sae.utils.system import listening, readable
 
-SPARE = 0.02  # share of a block's tokens that may be left out for their norm before some others are used twice
-AT_ONCE = {"cuda": 2**16, "cpu": 2**14}  # tokens in one pass through the model if no number of contexts is set
 BOS_GAIN = 0.5  # nats per token by which BOS must lower the loss on PROBE for a warning
 PROBE = "The quick brown fox jumps over the lazy dog, and then it runs back into the forest behind the old house."
 Block = dict[HookPoint, Tensor]  # the activations at each hook point, [tokens, d_in]
@@ -37,25 +38,6 @@ Block = dict[HookPoint, Tensor]  # the activations at each hook point, [tokens, 
 
 class HarvestStopped(Interrupted):
     """A stop was requested while a block was harvested: it is given up, to be harvested anew."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HarvestConfig(TextConfig):
-    """Which activations are collected, and how they are mixed."""
-
-    hooks: Annotated[tuple[int | str, ...], NotEmpty, Distinct]
-    """Numbers of blocks, counted from 0, for the residual stream after each; or names of modules."""
-    buffer_tokens: Positive = 2**19
-    """Tokens that are shuffled together; `train` takes no more than its steps need."""
-    contexts_at_once: Positive | None = None
-    """Contexts in one pass through the model; none means 65,536 tokens' worth on a GPU, 16,384 elsewhere."""
-    high_norm_factor: Annotated[float, Bound("must be positive", lambda value: value > 0)] | None = 10.0
-    """Leave out tokens whose norm is above this multiple of the median; none keeps them."""
-
-    def check(self) -> None:
-        TextConfig.check(self)
-        need = f"must hold at least one context of {self.context} tokens"
-        require(self.buffer_tokens >= self.context, "buffer_tokens", self.buffer_tokens, need)
 
 
 def model_activations(
@@ -108,24 +90,35 @@ class ModelActivations(ActivationSource):
     def open(
         self, batch_size: int, heldout_tokens: int, seed: int, steps: int | None = None
     ) -> dict[str, HarvestStream]:
-        """One stream for each hook point. With `steps`, no more tokens are shuffled together than these steps take."""
+        """One stream for each hook point. With `steps`, no more tokens are held than these steps take."""
         model, config = self.model, self.config
         if config.bos == "auto":
             config = replace(config, bos=model.bos)
-        if steps is not None:
-            config = replace(config, buffer_tokens=enough_buffer(config, batch_size, steps))
+        config = replace(config, rolling=config.rolling is not False)
+        config = replace(config, buffer_tokens=enough_buffer(model, config, batch_size, steps))
         if self.progress:
             need = f"{readable(model.bytes)} for the model, {readable(bytes_needed(model, config))} for its activations"
             print(f"{model.name}: {need}, on {model.device}", file=sys.stderr)
         if not config.bos:
             warn_without_bos(model)
-        harvest = Harvest(model, self.text.documents(), config, batch_size, heldout_tokens, seed, self.progress)
+        harvest = Harvest(model, self.text.documents(), config, batch_size, heldout_tokens, seed, steps, self.progress)
         return {hook.name: HarvestStream(harvest, hook, self.text) for hook in harvest.hooks}
+
+    def as_begun(self, record: Mapping[str, Any]) -> ModelActivations:
+        """The buffer's size and order as in the record of a run or cache, where the settings leave them open."""
+        if "buffer_tokens" not in record:
+            return self
+        config = self.config
+        size = config.buffer_tokens or record["buffer_tokens"]
+        rolling = record.get("rolling", False) if config.rolling == "auto" else config.rolling
+        return replace(self, config=replace(config, buffer_tokens=size, rolling=rolling))
 
     @property
     def cache_batch(self) -> int:
         """Tokens per batch when the activations are written to a cache."""
-        return min(4096, self.config.buffer_tokens // 2)
+        config = self.config
+        size, share = config.buffer_tokens or SMALLEST, (config.context - config.skip_first) / config.context
+        return min(4096, size // 2 if config.rolling is False else max(1, int(size * share / 5)))
 
 
 def warn_without_bos(model: LanguageModel) -> None:
@@ -144,37 +137,8 @@ def warn_without_bos(model: LanguageModel) -> None:
         print(f"{model.name}: {found}; the model expects BOS: set bos to true", file=sys.stderr)
 
 
-def contexts_at_once(model: LanguageModel, config: HarvestConfig) -> int:
-    """Contexts in one pass through the model."""
-    tokens = AT_ONCE.get(model.device.type, AT_ONCE["cpu"])
-    return config.contexts_at_once or max(1, tokens // config.context)
-
-
-def enough_buffer(config: HarvestConfig, batch_size: int, steps: int) -> int:
-    """buffer_tokens, or as many as these steps take if that is less: no more is harvested than is trained on."""
-    used = config.context - config.skip_first
-    count = max(1, int(steps * batch_size / (used * (1 - SPARE))))
-    while _batches(count, used, batch_size) < steps:  # for what rounding takes
-        count += 1
-    return min(config.buffer_tokens, count * config.context)
-
-
-def _batches(count: int, used: int, batch_size: int) -> int:
-    """Batches in a block of `count` contexts with `used` tokens in use each."""
-    return int(count * used * (1 - SPARE)) // batch_size
-
-
-def bytes_needed(model: LanguageModel, config: HarvestConfig) -> int:
-    """Peak bytes of a harvest on the model's device, without the model's weights."""
-    blocks = 3 if model.device.type == "cuda" else 2  # in use, before and after its shuffle
-    width, size = sum(model.width_at(hook) for hook in config.hooks), model.dtype.itemsize
-    kept = blocks * max(config.buffer_tokens, config.context) * width * size
-    # Of one pass through a block, usually: a feed-forward layer four times as wide, thrice, and copies of the stream.
-    return kept + contexts_at_once(model, config) * config.context * (20 * model.width + width) * size
-
-
 class Harvest:
-    """Blocks of activations by number; on a GPU the next one is collected while this one is used."""
+    """Rounds of batches by number; on a GPU the next one is collected while this one is used."""
 
     def __init__(
         self,
@@ -184,21 +148,23 @@ class Harvest:
         batch_size: int,
         heldout_tokens: int,
         seed: int,
+        steps: int | None = None,
         progress: bool = False,
     ):
+        """`config` must have a size of the buffer. Without `steps` there is no last round."""
+        assert config.buffer_tokens is not None
         self.model, self.config, self.batch_size, self.seed = model, config, batch_size, seed
         self.hooks = tuple(model.hook_point(hook) for hook in config.hooks)
         self.at_once = contexts_at_once(model, config)
-        self.block_contexts = max(1, config.buffer_tokens // config.context)
-        self.block_batches = _batches(self.block_contexts, config.context - config.skip_first, batch_size)
-        need = f"a block of buffer_tokens = {config.buffer_tokens} must hold one batch and {SPARE:.0%} more"
-        require(self.block_batches >= 1, "batch_size", batch_size, need)
+        held, used = max(1, config.buffer_tokens // config.context), config.context - config.skip_first
+        self.rounds: Rounds = plan_rounds(held, used, batch_size, steps, config.rolling is not False)
         self.bank = ContextBank(contexts(documents, model.tokenizer, config))
         self.limits: dict[HookPoint, float] = {}
         self._progress, self._stop = progress, threading.Event()
         self._to_stop: set[HookPoint] = set()  # their streams have yet to raise: a block was given up
         self.heldout = self._hold_out(heldout_tokens)
-        self._block: tuple[int, Block] = (-1, {})
+        self._round: tuple[int, Block] = (-1, {})
+        self._held: dict[tuple[int, int], Block] = {}  # parts of blocks that wait for their round
         # On a CPU there is nothing to gain: model and trainer would share its cores.
         overlap = model.device.type == "cuda"
         self._ahead: tuple[int, Future[Block]] | None = None
@@ -206,11 +172,12 @@ class Harvest:
         self._stream = torch.cuda.Stream(model.device) if overlap else None
 
     def close(self) -> None:
-        """Let go of blocks and of the thread that reads ahead."""
-        self._block, self._ahead = (-1, {}), None
+        """Let go of activations and of the thread that reads ahead."""
+        self._round, self._ahead = (-1, {}), None
         if self._worker is not None:
             self._worker.shutdown(wait=True, cancel_futures=True)
-            self._worker = ThreadPoolExecutor(1, "harvest")  # a later block may still be needed
+            self._worker = ThreadPoolExecutor(1, "harvest")  # a later round may still be needed
+        self._held = {}
 
     def _hold_out(self, wanted: int) -> Block:
         """The first `wanted` tokens of the held-out contexts; their median norm sets the limit at each hook point."""
@@ -230,56 +197,68 @@ class Harvest:
         }
         return {hook: x[norms <= self.limits[hook]][:wanted].float().cpu() for hook, (x, norms) in held.items()}
 
-    def block(self, number: int, hook: HookPoint) -> Block:
-        """Block `number`, for the stream at `hook`; on a GPU the next one is started. Ctrl-C stops it."""
-        if self._block[0] != number:
+    def round(self, number: int, hook: HookPoint) -> Block:
+        """Round `number`, for the stream at `hook`; on a GPU the next one is started. Ctrl-C stops it."""
+        if self._round[0] != number:
             if hook in self._to_stop:
                 self._to_stop.remove(hook)
-                raise HarvestStopped(f"stopped while block {number} was harvested")
-            self._block = (-1, {})  # its memory is needed for the next but one
+                raise HarvestStopped(f"stopped while round {number} was harvested")
+            self._round = (-1, {})  # its memory is needed for the next but one
             with listening() as self._stop:
                 try:
-                    self._block = (number, self._finished(number))
+                    self._round = (number, self._finished(number))
                 except HarvestStopped:
                     self._to_stop = set(self.hooks) - {hook}
                     raise
             self._progress, self._to_stop = False, set()
-        return self._block[1]
+        return self._round[1]
 
     def _finished(self, number: int) -> Block:
-        shown = f"activations of block {number}" if self._progress else None
         if self._worker is None:
-            return self._harvest(number, shown)
+            return self._harvest_round(number)
         ahead, self._ahead = self._ahead, None
         ready = ahead is not None and ahead[0] == number
-        block = (ahead[1] if ahead and ready else self._worker.submit(self._harvest, number, shown)).result()
-        if not self._stop.is_set():
-            self._ahead = (number + 1, self._worker.submit(self._harvest, number + 1))
+        block = (ahead[1] if ahead and ready else self._worker.submit(self._harvest_round, number)).result()
+        if not self._stop.is_set() and number + 1 != self.rounds.number:
+            self._ahead = (number + 1, self._worker.submit(self._harvest_round, number + 1))
         # Its memory belongs to the harvest's own stream, which must not take it back while the trainer reads it.
         for x in block.values():
             x.record_stream(torch.cuda.current_stream(x.device))
         return block
 
-    def _harvest(self, number: int, shown: str | None = None) -> Block:
-        """The shuffled activations of block `number`; `shown` is their name in progress lines."""
-        tokens = self.bank.take(number * self.block_contexts, self.block_contexts, skip=self.held_contexts)
-        block: Block = {}
+    def _harvest_round(self, number: int) -> Block:
+        """The activations of round `number`; what its blocks have for later rounds is held."""
+        self._held = {of: part for of, part in self._held.items() if self.rounds.round_of(*of) >= number}
+        wanted = self.rounds.parts_of(number)
         with torch.cuda.stream(self._stream):  # beside the training; without a stream this does nothing
-            found = self._read(tokens, shown)
-            for hook in self.hooks:
-                x, norms = found.pop(hook)
-                what = f"activations of {hook.name}, block {number}"
-                usable = (norms <= self.limits[hook]).nonzero().view(-1)
-                if not len(usable):
-                    factor = self.config.high_norm_factor
-                    raise UserError(f"high_norm_factor = {factor}: leaves no token of the {what}; raise it")
-                order, wanted = permutation(len(usable), self.seed, number), self.block_batches * self.batch_size
-                # So many left out that the rest is too few: begin again with the first of them.
-                order = order.repeat(-(-wanted // len(usable)))[:wanted]
-                block[hook] = check_batch(x[usable[order.to(x.device)]], None, what)
+            for block in sorted({block for block, part in wanted if (block, part) not in self._held}):
+                self._harvest_block(block, number)
+            parts = [self._held.pop(of) for of in wanted]
+            mixed = {hook: self.rounds.mixed([part[hook] for part in parts], self.seed, number) for hook in self.hooks}
         if self._stream is not None:
             self._stream.synchronize()
-        return block
+        return mixed
+
+    def _harvest_block(self, number: int, first_round: int) -> None:
+        """Hold the shuffled activations of block `number`, the parts for rounds from `first_round` on."""
+        tokens = self.bank.take(number * self.rounds.contexts, self.rounds.contexts, skip=self.held_contexts)
+        found = self._read(tokens, f"activations of block {number}" if self._progress else None)
+        sizes = self.rounds.cuts(self.rounds.batches * self.batch_size)
+        parts: list[Block] = [{} for _ in sizes]
+        for hook in self.hooks:
+            x, norms = found.pop(hook)
+            what = f"activations of {hook.name}, block {number}"
+            usable = (norms <= self.limits[hook]).nonzero().view(-1)
+            if not len(usable):
+                factor = self.config.high_norm_factor
+                raise UserError(f"high_norm_factor = {factor}: leaves no token of the {what}; raise it")
+            order = permutation(len(usable), self.seed, number)
+            # So many left out that the rest is too few: begin again with the first of them.
+            order = order.repeat(-(-sum(sizes) // len(usable)))[: sum(sizes)].to(x.device)
+            for part, (block, rows) in enumerate(zip(parts, order.split(sizes), strict=True)):
+                if self.rounds.round_of(number, part) >= first_round:
+                    block[hook] = check_batch(x[usable[rows]], None, what)
+        self._held |= {(number, part): block for part, block in enumerate(parts) if block}
 
     def _read(self, tokens: Tensor, shown: str | None = None) -> dict[HookPoint, tuple[Tensor, Tensor]]:
         """contexts [n, L] -> at each hook point the activations [n * (L - skip_first), d_in], in order, and their
@@ -318,9 +297,9 @@ class HarvestStream(ActivationStream):
 
     def batch(self, index: int) -> Tensor:
         """Batch number `index` [batch_size, d_in], in the model's dtype and on its device."""
-        number, place = divmod(index, self.harvest.block_batches)
-        block = self.harvest.block(number, self.hook)[self.hook]
-        return block[place * self.batch_size : (place + 1) * self.batch_size]
+        number, place = divmod(index, self.harvest.rounds.batches)
+        rows = self.harvest.round(number, self.hook)[self.hook]
+        return rows[place * self.batch_size : (place + 1) * self.batch_size]
 
     def close(self) -> None:
         self.harvest.close()
@@ -339,6 +318,7 @@ class HarvestStream(ActivationStream):
             "end_of_text": config.end_of_text,
             "high_norm_factor": None if factor == torch.inf else factor,
             "buffer_tokens": config.buffer_tokens,
+            **({"rolling": True} if config.rolling else {}),  # runs of earlier versions have no such field
             "seed": self.harvest.seed,
         }
 

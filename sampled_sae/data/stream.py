@@ -72,6 +72,10 @@ class ActivationSource(Protocol):
     ) -> Mapping[str, ActivationStream]:
         """One stream for each hook point; where there are several, the name is also the name of the run's folder."""
 
+    def as_begun(self, record: Mapping[str, Any]) -> ActivationSource:
+        """The source with what it chooses itself as in a run whose streams had the identity `record`."""
+        return self
+
 
 class Rows(ABC):
     """Activations [tokens, d_in] that are read by row number: an array, a file, a cache on disk."""

@@ -104,6 +104,8 @@ def run_training(
     these SAEs are returned on the CPU.
     """
     place, full, source = usable_device(device), checked(configs, shared), open_source(activations)
+    if out is not None and resume:
+        source = source.as_begun(_recorded_source(out))
     settings = (shared.batch_size, shared.heldout_tokens, shared.seed, shared.steps)
     streams, again, groups = source.open(*settings), _opens_again(source), [full]
     if out is not None and again:
@@ -126,6 +128,7 @@ def run_training(
     if out is None or len(groups) == 1:
         return dict(zip(streams, one_pass(streams, full, out), strict=True))
     found: dict[str, list[SAE]] = {name: [] for name in streams}
+    source = source.as_begun(next(iter(streams.values())).identity)  # every pass sees the same batches
     remove_leftovers(make_folder(out), PLAN)
     write_file(out / PLAN, "passes", {"sizes": [len(group) for group in groups]})
     for number, group in enumerate(groups, start=1):
@@ -157,6 +160,13 @@ def checked(configs: SAEConfig | Sequence[SAEConfig], shared: TrainConfig) -> li
             if tokens is not None and size % min(tokens, size):
                 raise UserError(f"{config.name}: scope of {tokens} tokens: must divide batch_size = {size}")
     return full
+
+
+def _recorded_source(out: Path) -> Mapping[str, Any]:
+    """The identity of the activations that the run in `out` began with; empty if there is no run."""
+    records = (record for pattern in ("run.json", "*/run.json", "*/*/run.json") for record in sorted(out.glob(pattern)))
+    found = next((read_file(record, "run").get("source") for record in records), None)
+    return found if isinstance(found, dict) else {}
 
 
 def _as_begun(out: Path, configs: list[SAEConfig]) -> list[list[SAEConfig]] | None:

@@ -191,5 +191,5 @@ def test_help_shows_groups_and_real_defaults(capsys):
         "--optimizer.beta2 FLOAT",
     ):
         assert text in shown
-    for text in ("--source.buffer-tokens INT", "(default: 524288)", "optimizer options", "source options"):
+    for text in ("--source.buffer-tokens INT", "2,097,152. (default: unset)", "optimizer options", "source options"):
         assert text in shown

@@ -6,9 +6,13 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.data.harvest import SPARE, HarvestStream, bytes_needed, model_activations
+from sampled_sae.data import buffer
+from sampled_sae.data.buffer import bytes_needed
+from sampled_sae.data.harvest import HarvestStream, model_activations
+from sampled_sae.data.rounds import SPARE
 from sampled_sae.data.source import open_source
 from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.training.run import Callback
 from sampled_sae.utils.files import read_json
 from tests.data.tools import harvest, open_harvest
 from tests.models.tiny_models import CONTEXT, LAYERS, WIDTH, make_model, make_tokenizer
@@ -40,18 +44,30 @@ def rows(x: torch.Tensor) -> Counter[bytes]:
 
 def test_batches_are_the_models_activations_without_the_first_positions(model):
     s = stream(model)
-    assert (
-        s.harvest.held_contexts == 4
-        and s.harvest.block_contexts == 20
-        and s.harvest.block_batches == int(20 * 12 * (1 - SPARE)) // 30
-    )
-    tokens = s.harvest.bank.take(0, 20, skip=4)
+    rounds = s.harvest.rounds
+    assert s.harvest.held_contexts == 4 and (rounds.contexts, rounds.parts) == (10, 3)
+    assert rounds.batches == int(10 * 12 * (1 - SPARE)) // 30
+    tokens = s.harvest.bank.take(0, 70, skip=4)
     truth = rows(model.activations(tokens.long(), [1])[1][:, 8:].reshape(-1, WIDTH))
-    given = [s.batch(i) for i in range(s.harvest.block_batches)]
+    given = [s.batch(i) for i in range(6 * rounds.batches)]
     assert all(b.shape == (30, WIDTH) for b in given)
-    block = rows(torch.cat(given))
-    assert block <= truth
-    assert not rows(s.heldout) & block
+    trained = rows(torch.cat(given))
+    assert trained <= truth
+    assert not rows(s.heldout) & trained
+
+
+@pytest.mark.parametrize("steps", [1, 6, 7, 8, 11, 30])
+def test_every_token_of_the_blocks_is_used_once(model, steps):
+    """The last round hands out what is left; no block is harvested of which nothing is used."""
+    s = stream(model, count=600, steps=steps)
+    rounds = s.harvest.rounds
+    assert rounds.number is not None and steps <= rounds.number * rounds.batches < steps + rounds.number
+    assert rounds.parts == (1 if steps <= 7 else 3)
+    trained = rows(torch.cat([s.batch(i) for i in range(rounds.number * rounds.batches)]))
+    tokens = s.harvest.bank.take(0, rounds.number * rounds.contexts, skip=s.harvest.held_contexts)
+    truth = rows(model.activations(tokens.long(), [1])[1][:, 8:].reshape(-1, WIDTH))
+    assert trained <= truth and sum(trained.values()) == rounds.number * rounds.batches * 30
+    assert not s.harvest._held
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 50])
@@ -71,22 +87,52 @@ def test_a_batch_follows_from_its_number_and_the_seed(model):
     assert torch.equal(other.heldout, whole.heldout)
 
 
-def test_a_block_mixes_documents(model):
-    s = stream(model)
-    tokens = s.harvest.bank.take(0, 20, skip=4)
-    where = {
-        row.numpy().tobytes(): n for n, x in enumerate(model.activations(tokens.long(), [1])[1][:, 8:]) for row in x
-    }
-    first = {where[key] for key in rows(s.batch(0))}
-    assert len(first) > 10
+@pytest.mark.parametrize(("rolling", "spans"), [(True, [2, 3, 3]), (False, [1, 1, 1])])
+def test_a_round_mixes_the_documents_of_three_blocks(model, rolling, spans):
+    s = stream(model, harvest((1,), buffer_tokens=400, rolling=rolling), count=600)
+    rounds = s.harvest.rounds
+    tokens = s.harvest.bank.take(0, 5 * rounds.contexts, skip=s.harvest.held_contexts)
+    found = model.activations(tokens.long(), [1])[1][:, 8:]
+    where = {row.numpy().tobytes(): n for n, x in enumerate(found) for row in x}
+    for number, span in enumerate(spans):
+        first = {where[key] for key in rows(s.batch(number * rounds.batches))}
+        assert len(first) > 10 and len({context // rounds.contexts for context in first}) == span
+
+
+def test_a_resumed_run_sends_three_blocks_at_most_through_the_model_again(model, monkeypatch):
+    whole, later = stream(model, count=600), stream(model, count=600)
+    size = whole.harvest.rounds.batches
+    wanted = [whole.batch(i) for i in range(8 * size)]
+    read: list[int] = []
+    given = type(later.harvest)._harvest_block
+
+    def harvest_block(self, number, first_round):
+        read.append(number)
+        given(self, number, first_round)
+
+    monkeypatch.setattr(type(later.harvest), "_harvest_block", harvest_block)
+    for index in range(5 * size + 1, 8 * size):
+        assert torch.equal(later.batch(index), wanted[index])
+    assert read == [4, 5, 6, 7, 8]
+
+
+def test_the_buffers_size_follows_the_free_memory(model, monkeypatch):
+    per_token = 2 * WIDTH * 4
+    open_ended = harvest((1,))
+    for free, size in ((2**40, 2**21), (7 * 2**20 * per_token, 2**20), (0, 2**17), (None, 2**19)):
+        monkeypatch.setattr(buffer, "available", lambda device, free=free: free)
+        assert buffer.enough_buffer(model, open_ended, 30, None) == size
+        assert buffer.enough_buffer(model, open_ended, 30, 10**6) == size
+        assert buffer.enough_buffer(model, open_ended, 30, 4) == 220  # no more than these steps take
+        assert buffer.enough_buffer(model, harvest((1,), buffer_tokens=400), 30, 10**6) == 400
+    monkeypatch.setattr(buffer, "available", lambda device: 0)
+    assert buffer.enough_buffer(model, open_ended, 2**16, None) == 5 * 2**16
 
 
 def test_a_short_text_begins_again_in_another_order(model):
     s = stream(model, count=12, heldout_tokens=400)
-    total = s.harvest.bank.has(10**6)
-    blocks = [
-        torch.cat([s.batch(b * s.harvest.block_batches + i) for i in range(s.harvest.block_batches)]) for b in range(3)
-    ]
+    total, size = s.harvest.bank.has(10**6), s.harvest.rounds.batches
+    blocks = [torch.cat([s.batch(b * size + i) for i in range(size)]) for b in range(3)]
     assert s.harvest.held_contexts == max(1, total // 10)
     assert len(rows(torch.cat(blocks))) < sum(map(len, blocks))
     assert not torch.equal(blocks[0], blocks[1])
@@ -181,7 +227,7 @@ def test_training_on_a_harvest_resumes_to_the_same_weights(model, tmp_path):
     [
         (lambda m: stream(m, harvest((LAYERS,), buffer_tokens=400)), f"layer = {LAYERS}: tiny has {LAYERS} layers"),
         (lambda m: open_harvest(m, iter(["the " * 15]), CONFIG, batch_size=30), "text holds .* two are needed"),
-        (lambda m: stream(m, batch_size=5000), "batch_size = 5000: a block of buffer_tokens"),
+        (lambda m: stream(m, batch_size=5000), "batch_size = 5000: a buffer of 20 contexts with 12 tokens each"),
         (lambda m: harvest((1,), buffer_tokens=10), "buffer_tokens = 10: must hold at least one context"),
         (lambda m: harvest(()), r"hooks = \(\): must name at least one"),
         (lambda m: harvest((1, 1)), r"hooks = \(1, 1\): must name each one once"),
@@ -257,7 +303,7 @@ def test_from_a_model_and_a_text_to_a_source(model, tmp_path):
     found = model_activations(model, tmp_path / "a.txt", [0, 2], hook="model.layers.1.mlp", **options)
     assert list(found.open(30, 40, 0)) == ["layer-0", "layer-2", "model.layers.1.mlp"]
     one = model_activations(model, list(documents()), 1, **options).open(30, 40, 0, steps=3)["layer-1"]
-    assert one.harvest.block_batches == 3 and one.metadata["text"] == "60 documents in memory"
+    assert one.harvest.rounds.batches == 3 and one.metadata["text"] == "60 documents in memory"
     for wrong, line in (
         ({}, "layer: is missing"),
         ({"layer": 1, "lenght": 3}, "lenght: is no setting of activations; must be one of bos, buffer_tokens"),
@@ -286,3 +332,36 @@ def test_a_run_of_version_0_resumes(model, tmp_path):
     other = stream(model, harvest((1,), buffer_tokens=400, contexts_at_once=3, high_norm_factor=5.0))
     with pytest.raises(ss.UserError, match="other activations: high_norm_factor was None and is now 5"):
         ss.train(other, ss.batchtopk(64, 4), resume=True, **common)
+
+
+def test_a_run_keeps_the_buffer_that_it_began_with(model, tmp_path, monkeypatch):
+    """Size and order are those of the record where the settings leave them open: free memory changes, and runs of
+    earlier versions have no rolling buffer."""
+    monkeypatch.setattr(buffer, "SMALLEST", 100)
+    monkeypatch.setattr(buffer, "LARGEST", 400)
+    common = {"steps": 30, "batch_size": 30, "progress": False, "device": "cpu", "checkpoint_every": 10}
+    texts, settings = list(documents(600)), {"context": 20, "skip_first": 8, "progress": False}
+
+    def train(out, free, stop=(), resume=False, **more):
+        monkeypatch.setattr(buffer, "available", lambda device: free * 6 * 2 * WIDTH * 4)
+        source = model_activations(model, texts, 1, **settings, **more)
+        run = {"out": tmp_path / out, "resume": resume, "callbacks": stop, "heldout_tokens": 40}
+        return ss.train(source, ss.batchtopk(64, 4), **run, **common)
+
+    class PowerCut(Callback):
+        def on_step(self, run, learner, step, stats):
+            if step == 17:
+                raise RuntimeError("power cut")
+
+    for name, more in (("new", {}), ("old", {"rolling": False})):
+        whole = train(f"{name}-whole", 400, **more)
+        with pytest.raises(RuntimeError):
+            train(name, 400, [PowerCut()], **more)
+        record = read_json(tmp_path / name / "run.json")["source"]
+        assert record["buffer_tokens"] == 400 and record.get("rolling") == (name == "new" or None)
+        resumed = train(name, 200, resume=True)
+        assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+    with pytest.raises(ss.UserError, match="buffer_tokens was 400 and is now 200"):
+        train("new", 400, resume=True, buffer_tokens=200)
+    with pytest.raises(ss.UserError, match="rolling was None and is now True"):
+        train("old", 400, resume=True, rolling=True)

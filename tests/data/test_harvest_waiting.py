@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.data.harvest import enough_buffer
+from sampled_sae.data.buffer import enough_buffer
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils import progress as waiting
 from tests.data.tools import harvest, open_harvest
@@ -34,18 +34,19 @@ def streams(model, config=CONFIG, **options):
 @pytest.mark.parametrize("steps", [1, 3, 7, 98, 1000])
 def test_the_buffer_holds_all_steps_and_little_more(steps, batch_size, skip, model):
     config = harvest((1,), skip_first=skip, buffer_tokens=10**9)
-    buffer = enough_buffer(config, batch_size, steps)
+    buffer = enough_buffer(model, config, batch_size, steps)
     per_context = (20 - skip) * 0.98
     assert buffer % 20 == 0 and int(buffer // 20 * per_context) // batch_size >= steps
     assert buffer // 20 == 1 or int((buffer // 20 - 1) * per_context) // batch_size < steps
-    assert enough_buffer(harvest((1,), buffer_tokens=40), batch_size, 10**4) == 40
+    assert enough_buffer(model, harvest((1,), buffer_tokens=40), batch_size, 10**4) == 40
 
 
 def test_a_short_run_harvests_what_it_needs(model):
     config = harvest((1,), buffer_tokens=2**19)
-    short = harvest((1,), buffer_tokens=enough_buffer(config, 30, 3))
-    stream = streams(model, short)["layer-1"]
-    assert stream.harvest.block_batches == 3 and stream.harvest.block_contexts == 8
+    stream = streams(model, config, steps=3)["layer-1"]
+    rounds = stream.harvest.rounds
+    assert enough_buffer(model, config, 30, 3) == 160
+    assert (rounds.batches, rounds.contexts, rounds.number) == (3, 8, 1)
     sae = ss.train(stream, ss.batchtopk(64, 4), steps=3, batch_size=30, device="cpu", progress=False)
     assert sae.cfg.metadata["layer"] == 1
 
@@ -58,8 +59,8 @@ def test_a_long_wait_is_told_of(model, capsys, monkeypatch):
     assert "held-out tokens: " in capsys.readouterr().err
     stream.batch(0)
     told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("activations of block 0: 36/240 tokens") and "tokens/s" in told[0]
-    stream.batch(stream.harvest.block_batches)
+    assert told[0].startswith("activations of block 0: 36/120 tokens") and "tokens/s" in told[0]
+    stream.batch(stream.harvest.rounds.batches)
     assert capsys.readouterr().err == "", "only before the first step"
     streams(model)["layer-1"].batch(0)
     assert capsys.readouterr().err == ""
@@ -84,7 +85,7 @@ def interrupt_in_pass(model, monkeypatch, wanted: int) -> list[int]:
 @pytest.mark.parametrize("layers", [(1,), (0, 1)])
 @pytest.mark.parametrize("wanted", [2, 10])
 def test_ctrl_c_acts_between_two_passes_and_the_run_goes_on(model, layers, wanted, tmp_path, monkeypatch):
-    """A block takes 7 passes: the second of the first block, and the third of the second, after 7 steps."""
+    """A block takes 4 passes: the second of the first block, and the second of the third, after 3 steps."""
     config = harvest(layers, buffer_tokens=400, contexts_at_once=3)
     common = {"steps": 12, "batch_size": 30, "progress": False, "device": "cpu"}
     whole = ss.train(streams(model, config), [ss.batchtopk(64, 4)], **common)
@@ -92,7 +93,7 @@ def test_ctrl_c_acts_between_two_passes_and_the_run_goes_on(model, layers, wante
     opened = streams(model, config)
     with monkeypatch.context() as patch:
         passes = interrupt_in_pass(model, patch, wanted)
-        with pytest.raises(ss.Interrupted, match=f"interrupted at step {0 if wanted == 2 else 7}; saved"):
+        with pytest.raises(ss.Interrupted, match=f"interrupted at step {0 if wanted == 2 else 3}; saved"):
             ss.train(opened, [ss.batchtopk(64, 4)], out=tmp_path, **common)
         assert len(passes) == wanted
     assert signal.getsignal(signal.SIGINT) is before

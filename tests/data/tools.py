@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from sampled_sae.data.harvest import HarvestConfig, ModelActivations
+from sampled_sae.data.buffer import HarvestConfig
+from sampled_sae.data.harvest import ModelActivations
 from sampled_sae.data.text import TextList
 from sampled_sae.models.language_model import LanguageModel
 
@@ -22,6 +23,7 @@ def open_harvest(
     heldout_tokens: int = 65_536,
     seed: int = 0,
     progress: bool = False,
+    steps: int | None = None,
 ) -> dict[str, Any]:
     source = ModelActivations(model, TextList(tuple(documents)), config, progress)
-    return dict(source.open(batch_size, heldout_tokens, seed))
+    return dict(source.open(batch_size, heldout_tokens, seed, steps))

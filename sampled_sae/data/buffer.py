@@ -1,0 +1,81 @@
+"""Settings of a harvest, and the memory that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from sampled_sae.config import Bound, Distinct, NotEmpty, Positive, require
+from sampled_sae.data.contexts import TextConfig
+from sampled_sae.data.rounds import enough_contexts
+from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.utils.system import available
+
+LARGEST, SMALLEST = 2**21, 2**17  # tokens of a buffer if no number is set
+SHARE = 1 / 6  # of the free memory, which a buffer takes at most if no number is set
+AT_ONCE = {"cuda": 2**16, "cpu": 2**14}  # tokens in one pass through the model if no number of contexts is set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarvestConfig(TextConfig):
+    """Which activations are collected, and how they are mixed."""
+
+    hooks: Annotated[tuple[int | str, ...], NotEmpty, Distinct]
+    """Numbers of blocks, counted from 0, for the residual stream after each; or names of modules."""
+    buffer_tokens: Positive | None = None
+    """Tokens that are held and shuffled; `train` holds no more than its steps need. If unset, as many as a sixth of the
+    free memory holds, 131,072 to 2,097,152."""
+    rolling: bool | Literal["auto"] = "auto"
+    """Whether half of the buffer is handed out before it is refilled, so that batches mix tokens of three such
+    halves; otherwise all of it. Auto means yes, or for a run of an earlier version what it began with."""
+    contexts_at_once: Positive | None = None
+    """Contexts in one pass through the model; none means 65,536 tokens' worth on a GPU, 16,384 elsewhere."""
+    high_norm_factor: Annotated[float, Bound("must be positive", lambda value: value > 0)] | None = 10.0
+    """Leave out tokens whose norm is above this multiple of the median; none keeps them."""
+
+    def check(self) -> None:
+        TextConfig.check(self)
+        need = f"must hold at least one context of {self.context} tokens"
+        fits = self.buffer_tokens is None or self.buffer_tokens >= self.context
+        require(fits, "buffer_tokens", self.buffer_tokens, need)
+
+
+def contexts_at_once(model: LanguageModel, config: HarvestConfig) -> int:
+    """Contexts in one pass through the model."""
+    tokens = AT_ONCE.get(model.device.type, AT_ONCE["cpu"])
+    return config.contexts_at_once or max(1, tokens // config.context)
+
+
+def enough_buffer(model: LanguageModel, config: HarvestConfig, batch_size: int, steps: int | None) -> int:
+    """Tokens of the buffer: the set number or the default, or as many as these steps take if that is less."""
+    size = config.buffer_tokens
+    if steps is not None:
+        all_steps = enough_contexts(steps, config.context - config.skip_first, batch_size) * config.context
+        if all_steps <= (size or SMALLEST):
+            return all_steps
+        size = size or min(all_steps, default_buffer(model, config, batch_size))
+    return size or default_buffer(model, config, batch_size)
+
+
+def default_buffer(model: LanguageModel, config: HarvestConfig, batch_size: int) -> int:
+    """Tokens of the buffer if no number is set: a power of two that a part of the free memory holds."""
+    free, size = available(model.device), LARGEST
+    room = 2**19 * _bytes_per_token(model, config) if free is None else free * SHARE
+    while size > SMALLEST and size * _bytes_per_token(model, config) > room:
+        size //= 2
+    return max(size, 5 * batch_size, 4 * config.context)
+
+
+def _bytes_per_token(model: LanguageModel, config: HarvestConfig) -> int:
+    """Bytes on the model's device for each token of the buffer."""
+    # With blocks of half its size: one before and one after its shuffle, what is left of others, the round in use.
+    copies = 3 if model.device.type == "cuda" and config.rolling is False else 2
+    return copies * sum(model.width_at(hook) for hook in config.hooks) * model.dtype.itemsize
+
+
+def bytes_needed(model: LanguageModel, config: HarvestConfig) -> int:
+    """Peak bytes of a harvest on the model's device, without the model's weights."""
+    width, size = sum(model.width_at(hook) for hook in config.hooks), model.dtype.itemsize
+    kept = max(config.buffer_tokens or 0, config.context) * _bytes_per_token(model, config)
+    # Of one pass through a block, usually: a feed-forward layer four times as wide, thrice, and copies of the stream.
+    return kept + contexts_at_once(model, config) * config.context * (20 * model.width + width) * size
