@@ -25,7 +25,16 @@ from sampled_sae.method.config import (
     Size,
     ThresholdConfig,
 )
-from sampled_sae.method.presets import annealed, batchtopk, paper_recipe, released, sampled, topk, topk_then_batchtopk
+from sampled_sae.method.presets import (
+    annealed,
+    batchtopk,
+    matryoshka,
+    paper_recipe,
+    released,
+    sampled,
+    topk,
+    topk_then_batchtopk,
+)
 from sampled_sae.method.scores import SCORES, register_input_score, register_score
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import Interrupted, UserError
@@ -63,6 +72,7 @@ __all__ = [
     "compare",
     "evaluate",
     "load_model",
+    "matryoshka",
     "paper_recipe",
     "push",
     "register_input_score",

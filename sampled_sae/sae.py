@@ -94,10 +94,23 @@ class SAE(nn.Module):
         pre = self._affine(x.reshape(-1, self.d_in), latents)
         return pre.view(*x.shape[:-1], pre.shape[1])
 
-    def encode(self, x: Tensor | np.ndarray[Any, Any]) -> Tensor:
-        """x [..., d_in] -> codes [..., d_sae]."""
+    def encode(self, x: Tensor | np.ndarray[Any, Any], prefix: int | None = None) -> Tensor:
+        """x [..., d_in] -> codes [..., d_sae]; with `prefix`, those outside of that Matryoshka prefix are 0."""
         x = self._input(x)
-        return self._codes(x.reshape(-1, self.d_in), None).view(*x.shape[:-1], self.d_sae)
+        codes = self._codes(x.reshape(-1, self.d_in), None if prefix is None else slice(self.prefix_width(prefix)))
+        if prefix is not None:
+            codes = nn.functional.pad(codes, (0, self.d_sae - codes.shape[1]))
+        return codes.view(*x.shape[:-1], self.d_sae)
+
+    def prefix_width(self, prefix: int | None) -> int:
+        """Number of latents in a Matryoshka prefix, by its index in `cfg.prefixes`; None: all latents."""
+        if prefix is None:
+            return self.d_sae
+        widths = self.cfg.prefixes
+        if not -len(widths) <= prefix < len(widths):
+            what = f"indexes one of the prefixes {widths}" if widths else "this SAE has no Matryoshka prefixes"
+            raise UserError(f"prefix = {prefix!r}: {what}")
+        return widths[prefix]
 
     @torch.no_grad()
     def encode_sparse(
@@ -115,15 +128,20 @@ class SAE(nn.Module):
         codes = SparseCodes.cat([SparseCodes.from_dense(self._codes(chunk, latents)) for chunk in chunks])
         return codes if latents is None else codes._replace(latent=latents[codes.latent], d_sae=self.d_sae)
 
-    def decode(self, codes: Tensor | SparseCodes, x: Tensor | None = None) -> Tensor:
+    def decode(self, codes: Tensor | SparseCodes, x: Tensor | None = None, prefix: int | None = None) -> Tensor:
         """Codes [..., d_sae] -> x_hat [..., d_in]; sparse codes -> x_hat [tokens, d_in].
 
         `x`, the activations that were encoded, is needed for SAEs that normalize each token (see the configuration).
+        With `prefix`, only the latents of that Matryoshka prefix contribute.
         """
         width = codes.d_sae if isinstance(codes, SparseCodes) else codes.shape[-1]
         if width != self.d_sae:
             raise UserError(f"codes have {width} latents: this SAE has {self.d_sae}")
-        decoded = codes.decode(self.W_dec) if isinstance(codes, SparseCodes) else codes @ self.W_dec
+        inside = self.prefix_width(prefix)
+        if isinstance(codes, SparseCodes):
+            decoded = (codes if prefix is None else codes.where(codes.latent < inside)).decode(self.W_dec)
+        else:
+            decoded = codes[..., :inside] @ self.W_dec[:inside]
         decoded = decoded + self.b_dec
         if self.cfg.normalize_activations == "none":
             return decoded
@@ -148,7 +166,7 @@ class SAE(nn.Module):
             raise UserError(f"x has width {width}: this SAE takes activations of width {self.d_in}")
         return x
 
-    def _affine(self, x: Tensor, latents: Tensor | None) -> Tensor:
+    def _affine(self, x: Tensor, latents: Tensor | slice | None) -> Tensor:
         """x [n, d_in] -> pre-activations [n, c]."""
         x = x.to(self.device, self.dtype)
         if self.cfg.normalize_activations != "none":
@@ -166,7 +184,7 @@ class SAE(nn.Module):
         shift = x.mean(dim=1, keepdim=True)
         return shift, (x - shift).std(dim=1, keepdim=True)
 
-    def _codes(self, x: Tensor, latents: Tensor | None) -> Tensor:
+    def _codes(self, x: Tensor, latents: Tensor | slice | None) -> Tensor:
         """x [n, d_in] -> codes [n, c]."""
         if latents is None or self.architecture.per_latent:
             return self.architecture.activate_(self, self._affine(x, latents), latents)

@@ -35,6 +35,12 @@ def batch_topk(z: Tensor, k: int, group: int | None = None, pool: Tensor | None 
     return torch.cat(kept)
 
 
+def prefix_loss(x: Tensor, codes: Tensor, W_dec: Tensor, b_dec: Tensor, prefixes: Sequence[int]) -> Tensor:
+    """Mean over nested prefixes of the loss of the reconstruction by the first `width` latents alone."""
+    losses = [reconstruction_loss(x, reconstruct(codes[:, :width], W_dec[:width], b_dec)) for width in prefixes]
+    return torch.stack(losses).mean()
+
+
 def reconstruct(codes: Tensor, W_dec: Tensor, b_dec: Tensor) -> Tensor:
     """codes [B, m], W_dec [m, d] -> x_hat [B, d]."""
     return codes @ W_dec + b_dec

@@ -40,6 +40,25 @@ def test_encode_is_the_formula_with_a_strict_threshold(sae):
     assert (sae.encode(x) == 0).all()
 
 
+def test_a_prefix_encodes_and_decodes_with_its_latents_alone(sae):
+    nested, x = SAE(replace(sae.cfg, prefixes=(3, 8, 20))), torch.randn(5, 7, 6)
+    nested.load_state_dict(sae.state_dict())
+    whole = nested.encode(x)
+    for index, width in enumerate((3, 8, 20)):
+        codes = nested.encode(x, prefix=index)
+        torch.testing.assert_close(codes, whole * (torch.arange(20) < width))
+        x_hat = codes @ sae.W_dec + sae.b_dec
+        torch.testing.assert_close(nested.decode(whole, prefix=index), x_hat)
+        torch.testing.assert_close(nested.decode(nested.encode_sparse(x), prefix=index), x_hat.view(35, 6))
+    assert torch.equal(nested.encode(x, prefix=-1), whole)
+    with pytest.raises(ss.UserError, match=r"^prefix = 3: indexes one of the prefixes \(3, 8, 20\)$"):
+        nested.encode(x, prefix=3)
+    with pytest.raises(ss.UserError, match=r"^prefix = 0: this SAE has no Matryoshka prefixes$"):
+        sae.decode(whole, prefix=0)
+    with pytest.raises(ss.UserError, match=r"^prefixes = \(3, 8\): must be ascending widths that end with d_sae = 20$"):
+        replace(sae.cfg, prefixes=(3, 8))
+
+
 def test_any_leading_shape(sae):
     x = torch.randn(2, 5, 6)
     assert sae.encode(x).shape == (2, 5, 20)

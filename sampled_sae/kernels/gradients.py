@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sampled_sae.kernels.encoder import encode_some, padded, product, rows_of
 from sampled_sae.kernels.select import Kept, cut_into_blocks, cut_rows
-from sampled_sae.kernels.sparse import Groups, Rows, decode_error, gradient_rows, value_gradient
+from sampled_sae.kernels.sparse import Groups, Rows, Segments, decode_error, gradient_rows, value_gradient
 from sampled_sae.method.config import AuxKConfig
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.selection import Outcome
@@ -115,6 +115,7 @@ class KeptCodes(NamedTuple):
     kept: Kept
     latent: Tensor
     """[n] int32: whose each value is, m where there is none."""
+    segments: Segments
     groups: Groups
 
 
@@ -159,8 +160,11 @@ class Pass(NamedTuple):
 
     rows: Rows
     out: Tensor
-    """[B, stride] 16-bit: the gradient of the reconstruction."""
+    """[B, stride] 16-bit: the error of the reconstruction times `scale`, its gradient (that of the last prefix)."""
+    scale: float
     squared_error: Tensor
+    mean_squared_error: Tensor
+    """Its mean over the nested prefixes."""
     on_b_dec: Tensor
     """[d]."""
 
@@ -182,18 +186,22 @@ def loss_and_gradients(
     auxiliary = torch.zeros((), device=x.device)
     if dead is not None:
         done, auxiliary = _with_auxk(done, x, weights, copies, dead, auxk)
-    loss = done.squared_error / len(x) + auxk.alpha * auxiliary
+    loss = done.mean_squared_error / len(x) + auxk.alpha * auxiliary
     return Outcome(RowGradients(done.rows, done.on_b_dec), loss, done.squared_error, auxiliary)
 
 
 def _sparse_pass(x: Tensor, weights: Parameters, copies: Copies, codes: KeptCodes) -> Pass:
     """x [B, d] and its codes -> gradients, without those of AuxK."""
     d = x.shape[1]
-    out, energy = decode_error(x, weights.b_dec, copies.W_dec, codes.latent, codes.kept, -2 / len(x))
-    on_value = value_gradient(out, copies.W_dec, codes.latent, codes.kept, d)
+    segments, scale = codes.segments, -2 / (len(x) * codes.segments.number)
+    errors = decode_error(x, weights.b_dec, copies.W_dec, codes.latent, codes.kept.value, segments, scale)
+    out = errors.out
+    on_value = value_gradient(out, copies.W_dec, codes.latent, segments.list, d)
     rows = gradient_rows(copies.x, out, codes.groups, on_value, d)
     through_encoder = product(rows.b_enc.to(out.dtype)[None], copies.W_enc)[0, :d]
-    return Pass(rows, out, energy, out.sum(0, dtype=torch.float32)[:d] - through_encoder)
+    out = out.view(len(x), segments.number, -1)
+    on_b_dec = out[:, 0].sum(0, dtype=torch.float32)[:d] - through_encoder
+    return Pass(rows, out[:, -1], scale, errors.last, errors.mean, on_b_dec)
 
 
 def _pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes) -> Pass:
@@ -201,12 +209,12 @@ def _pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes)
     d, m = x.shape[1], len(weights.b_enc)
     latents = padded(codes.columns, m)
     error = x - weights.b_dec - product(codes.f, rows_of(copies.W_dec, latents))[:, :d]
-    out = torch.zeros_like(copies.x)
-    out[:, :d] = error * (-2 / len(x))
+    out, scale, energy = torch.zeros_like(copies.x), -2 / len(x), error.square().sum()
+    out[:, :d] = error * scale
     G_enc, G_dec = torch.empty(len(latents), d, device=x.device), torch.empty(len(latents), d, device=x.device)
     slot = torch.full((m,), -1, dtype=torch.int32, device=x.device)
     rows = Rows(G_enc, G_dec, slot, torch.zeros(m, device=x.device), torch.zeros((), device=x.device))
-    done = Pass(rows, out, error.square().sum(), out.sum(0, dtype=torch.float32)[:d])
+    done = Pass(rows, out, scale, energy, energy, out.sum(0, dtype=torch.float32)[:d])
     return _with_rows(done, out, codes.f, weights, copies, latents, first=0)
 
 
@@ -221,7 +229,7 @@ def _with_auxk(
     k = auxk.latents(d)
     f = encode_some(copies.x, copies.W_enc, weights.b_enc.to(copies.x.dtype), dead)
     cut_rows(cut_into_blocks(f, k), k, dense=True)
-    error = done.out[:, :d].float() * (-len(x) / 2)
+    error = done.out[:, :d].float() / done.scale
     left = error - product(f, rows_of(copies.W_dec, dead))[:, :d]
     variance = (error - error.mean(0)).square().sum()
     share = torch.where(variance > 0, 1 / variance, 0)  # nothing to explain counts as 0

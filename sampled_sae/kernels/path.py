@@ -13,7 +13,7 @@ from sampled_sae.kernels.encoder import FastEncoder
 from sampled_sae.kernels.gradients import Copies, KeptCodes, PoolCodes, counts, loss_and_gradients
 from sampled_sae.kernels.graphs import Recorder
 from sampled_sae.kernels.select import cut_batch, cut_into_blocks, cut_rows
-from sampled_sae.kernels.sparse import group_by_latent
+from sampled_sae.kernels.sparse import cut_segments, group_by_latent
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.pools import candidates
@@ -35,6 +35,9 @@ class FastPath:
         self.state, self.load_state = self.optimizer.state, self.optimizer.load_state
         self.recorder = Recorder(weights.b_dec.device, generator)
         self.key: tuple[int, ...] | None = None
+        self.edges: Tensor | None = None
+        if config.prefixes is not None:
+            self.edges = torch.tensor(config.prefixes, dtype=torch.int32, device=weights.b_dec.device)
         # What the recorded halves read stays at one address: the batch, the last cuts, the dead latents.
         self.x = weights.b_dec
         self.cuts: dict[int, Tensor] = {}
@@ -71,15 +74,16 @@ class FastPath:
         encoder = FastEncoder(self.x, self.weights, self.optimizer.W_enc)
         found = candidates(encoder, config, step, self.steps, self.generator, kept=pool)
         size = len(found.pool) if found.columns is None else len(found.columns)
-        dense = size <= DENSE_BELOW * config.k and found.columns is not None
+        # A matrix of codes cannot be cut at the prefixes: which of its columns these are changes from pool to pool.
+        dense = size <= DENSE_BELOW * config.k and found.columns is not None and self.edges is None
         blocks = cut_into_blocks(found.z, config.k)
         if found.group == 1 or config.cut == "token":
             cut = cut_rows(blocks, config.k, dense)
         else:
-            groups = len(self.x) // found.group
-            if groups not in self.cuts:
-                self.cuts[groups] = torch.full((groups,), -1, dtype=torch.int32, device=self.x.device)
-            last = self.cuts[groups]
+            number = len(self.x) // found.group
+            if number not in self.cuts:
+                self.cuts[number] = torch.full((number,), -1, dtype=torch.int32, device=self.x.device)
+            last = self.cuts[number]
             cut = cut_batch(blocks, config.k * found.group, found.group, last, dense)
             last.copy_(cut.lowest)
         if cut.kept is None:
@@ -90,7 +94,9 @@ class FastPath:
         latent = cut.kept.column
         if found.columns is not None:
             latent = _whose(found.columns, found.z.shape[1], m)[latent]
-        sparse = KeptCodes(encoder.x16, cut.kept, latent, group_by_latent(cut.kept, latent, m))
+        segments = cut_segments(cut.kept, latent, self.edges)
+        groups = group_by_latent(cut.kept, latent, segments, m)
+        sparse = KeptCodes(encoder.x16, cut.kept, latent, segments, groups)
         fired = sparse.groups.stop > sparse.groups.start
         return Selection(found.pool, fired, cut.smallest, lambda: int((latent < m).sum()), sparse)
 

@@ -89,6 +89,53 @@ def sum_pieces(table: Tensor, index: Tensor, weight: Tensor, start: Tensor, stop
     return partial
 
 
+class Segments(NamedTuple):
+    """The kept values of each token, cut at the widths of n nested prefixes: list t * n + p is segment p of token t."""
+
+    start: Tensor
+    """[tokens * n] int32: where a list's entries begin ..."""
+    stop: Tensor
+    """[tokens * n] int32: ... and end."""
+    list: Tensor
+    """[entries] int32: which list each entry is in."""
+    number: int
+    """n; 1 without prefixes, when the lists are the tokens."""
+
+
+@triton.jit
+def _cut_segments(latent, start, stop, edges, list_start, list_stop, list_of, PREFIXES: tl.constexpr,
+                  BLOCK: tl.constexpr):  # fmt: skip
+    t = tl.program_id(0)
+    first, last = tl.load(start + t), tl.load(stop + t)
+    begin = first
+    for p in range(PREFIXES):
+        edge = tl.load(edges + p)
+        below = 0
+        for i in range(first, last, BLOCK):
+            at = i + tl.arange(0, BLOCK)
+            below += tl.sum((tl.load(latent + at, mask=at < last, other=edge) < edge).to(tl.int32))
+        end = first + below
+        for i in range(begin, end, BLOCK):
+            at = i + tl.arange(0, BLOCK)
+            tl.store(list_of + at, tl.zeros([BLOCK], tl.int32) + t * PREFIXES + p, mask=at < end)
+        tl.store(list_start + t * PREFIXES + p, begin)
+        tl.store(list_stop + t * PREFIXES + p, end)
+        begin = end
+
+
+def cut_segments(kept: Kept, latent: Tensor, edges: Tensor | None) -> Segments:
+    """Cut at the widths `edges` [n] int32; `latent` [entries] int32 ascends within each token."""
+    if edges is None:
+        return Segments(kept.start, kept.stop, kept.token, 1)
+    tokens, n = len(kept.start), len(edges)
+    start, stop = torch.empty(2, tokens * n, dtype=torch.int32, device=latent.device)
+    list_of = torch.zeros_like(latent)
+    _cut_segments[(tokens,)](
+        latent, kept.start, kept.stop, edges, start, stop, list_of, PREFIXES=n, BLOCK=PIECE, num_warps=1
+    )
+    return Segments(start, stop, list_of, n)
+
+
 class Groups(NamedTuple):
     """Kept values in order of latent and token."""
 
@@ -100,53 +147,89 @@ class Groups(NamedTuple):
     """[n] long: which entry of `Kept` each is."""
     token: Tensor
     """[n] int32."""
+    list: Tensor
+    """[n] int32: which list of `Segments` each is in."""
     value: Tensor
     """[n] float32."""
 
 
-def group_by_latent(kept: Kept, latent: Tensor, m: int) -> Groups:
+def group_by_latent(kept: Kept, latent: Tensor, segments: Segments, m: int) -> Groups:
     """`latent` [n] int32: the latent of each entry; m where there is none."""
     ordered, order = latent.sort(stable=True)
     edge = torch.searchsorted(ordered, torch.arange(m + 1, dtype=torch.int32, device=latent.device), out_int32=True)
-    return Groups(edge[:-1], edge[1:], order, kept.token[order], kept.value[order])
+    token = kept.token[order]
+    list_of = token if segments.list is kept.token else segments.list[order]
+    return Groups(edge[:-1], edge[1:], order, token, list_of, kept.value[order])
 
 
 @triton.jit
 def _decode(x, b_dec, W, latent, value, start, stop, before, partial, out, energy, d, stride, scale,
-            PIECE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+            PREFIXES: tl.constexpr, SEGMENTS: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    decoded = whole_sum(W, latent, value, start, stop, before, partial, t, c, d, stride, PIECE, ROWS, BLOCK)
-    goal = tl.load(x + t * d + c, mask=c < d, other=0.0) - tl.load(b_dec + c, mask=c < d, other=0.0)
-    error = goal - decoded
-    tl.store(out + t * stride + c, (error * scale).to(out.dtype.element_ty), mask=c < stride)
-    tl.store(energy + t * tl.num_programs(1) + tl.program_id(1), tl.sum(error * error))
+    error = tl.load(x + t * d + c, mask=c < d, other=0.0) - tl.load(b_dec + c, mask=c < d, other=0.0)
+    if PREFIXES == 1:
+        error -= whole_sum(W, latent, value, start, stop, before, partial, t, c, d, stride, PIECE, ROWS, BLOCK)
+        tl.store(out + t * stride + c, (error * scale).to(out.dtype.element_ty), mask=c < stride)
+        last = tl.sum(error * error)
+        every = last
+    else:
+        # The error of prefix p is the one before less segment p; segment s is part of all prefixes p >= s.
+        s = tl.arange(0, SEGMENTS)
+        errors = tl.zeros([SEGMENTS, BLOCK], tl.float32)
+        last, every = 0.0, 0.0
+        for p in range(PREFIXES):
+            r = t * PREFIXES + p
+            error -= whole_sum(W, latent, value, start, stop, before, partial, r, c, d, stride, PIECE, ROWS, BLOCK)
+            errors += tl.where(s[:, None] <= p, error[None, :], 0.0)
+            last = tl.sum(error * error)
+            every += last
+        at = (t * PREFIXES + s[:, None]) * stride + c[None, :]
+        mask = (s[:, None] < PREFIXES) & (c[None, :] < stride)
+        tl.store(out + at, (errors * scale).to(out.dtype.element_ty), mask=mask)
+    parts = tl.num_programs(1)
+    at = energy + t * parts + tl.program_id(1)
+    tl.store(at, last)
+    tl.store(at + tl.num_programs(0) * parts, every / PREFIXES)
+
+
+class Errors(NamedTuple):
+    """What the prefixes leave of the input."""
+
+    out: Tensor
+    """[B * n, stride] 16-bit: for each segment, `scale` times the sum of the errors of all prefixes that contain it."""
+    last: Tensor
+    """Sum of the squared errors of the last prefix, which is all latents."""
+    mean: Tensor
+    """The same, averaged over the prefixes."""
 
 
 def decode_error(
-    x: Tensor, b_dec: Tensor, W: Tensor, latent: Tensor, kept: Kept, scale: float
-) -> tuple[Tensor, Tensor]:
-    """x [B, d], W [m, stride] and the codes -> (scale * error [B, stride] in W's type, sum of squared errors)."""
+    x: Tensor, b_dec: Tensor, W: Tensor, latent: Tensor, value: Tensor, segments: Segments, scale: float
+) -> Errors:
+    """x [B, d], W [m, stride] and the codes [entries] -> errors of the reconstruction by each prefix."""
     tokens, d = x.shape
-    pieces = further_pieces(kept.start, kept.stop, len(latent))
-    partial = sum_pieces(W, latent, kept.value, kept.start, kept.stop, pieces, d)
-    out = torch.empty(tokens, W.shape[1], dtype=W.dtype, device=x.device)
+    lists, n = (segments.start, segments.stop), segments.number
+    pieces = further_pieces(*lists, len(latent))
+    partial = sum_pieces(W, latent, value, *lists, pieces, d)
+    out = torch.empty(tokens * n, W.shape[1], dtype=W.dtype, device=x.device)
     parts = triton.cdiv(W.shape[1], BLOCK)
-    energy = torch.empty(tokens, parts, device=x.device)
+    energy = torch.empty(2, tokens * parts, device=x.device)
     _decode[(tokens, parts)](
-        x, b_dec, W, latent, kept.value, kept.start, kept.stop, pieces.before, partial, out, energy,
-        d, W.shape[1], scale, PIECE=PIECE, ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
+        x, b_dec, W, latent, value, *lists, pieces.before, partial, out, energy, d, W.shape[1], scale,
+        PREFIXES=n, SEGMENTS=triton.next_power_of_2(n), PIECE=PIECE, ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
-    return out, energy.sum()
+    return Errors(out, *energy.sum(1))
 
 
 @triton.jit
-def _value_gradient(out, W, token, latent, on_value, entries, latents, d, stride,
+def _value_gradient(out, W, row, latent, on_value, entries, latents, d, stride,
                     ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     j = tl.load(latent + at, mask=at < entries, other=latents).to(tl.int64)
     there = j < latents
-    t = tl.load(token + at, mask=there, other=0).to(tl.int64)
+    t = tl.load(row + at, mask=there, other=0).to(tl.int64)
     total = tl.zeros([ROWS], tl.float32)
     for first in range(0, d, BLOCK):
         c = first + tl.arange(0, BLOCK)
@@ -157,11 +240,11 @@ def _value_gradient(out, W, token, latent, on_value, entries, latents, d, stride
     tl.store(on_value + at, total, mask=at < entries)
 
 
-def value_gradient(out: Tensor, W: Tensor, latent: Tensor, kept: Kept, d: int) -> Tensor:
-    """out [B, stride], W [m, stride] -> out[token] . W[latent] for each kept value [n]."""
+def value_gradient(out: Tensor, W: Tensor, latent: Tensor, row: Tensor, d: int) -> Tensor:
+    """out [*, stride], W [m, stride] -> out[row] . W[latent] for each kept value [n]."""
     on_value = torch.empty(len(latent), device=out.device)
     _value_gradient[(triton.cdiv(len(latent), ROWS),)](
-        out, W, kept.token, latent, on_value, len(latent), len(W), d, W.shape[1],
+        out, W, row, latent, on_value, len(latent), len(W), d, W.shape[1],
         ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return on_value
@@ -183,7 +266,7 @@ class Rows(NamedTuple):
 
 
 @triton.jit
-def _gradient_rows(x, out, token, value, on_value, start, stop, before, part_enc, part_dec,
+def _gradient_rows(x, out, token, row, value, on_value, start, stop, before, part_enc, part_dec,
                    G_enc, G_dec, slot, g_bias, energy, d, stride,
                    PIECE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     j = tl.program_id(0).to(tl.int64)
@@ -193,7 +276,7 @@ def _gradient_rows(x, out, token, value, on_value, start, stop, before, part_enc
     square = 0.0
     if first < last:
         on_enc = whole_sum(x, token, on_value, start, stop, before, part_enc, j, c, d, stride, PIECE, ROWS, BLOCK)
-        on_dec = whole_sum(out, token, value, start, stop, before, part_dec, j, c, d, stride, PIECE, ROWS, BLOCK)
+        on_dec = whole_sum(out, row, value, start, stop, before, part_dec, j, c, d, stride, PIECE, ROWS, BLOCK)
         tl.store(G_enc + j * d + c, on_enc, mask=c < d)
         tl.store(G_dec + j * d + c, on_dec, mask=c < d)
         square = tl.sum(on_enc * on_enc) + tl.sum(on_dec * on_dec)
@@ -212,19 +295,19 @@ def _gradient_rows(x, out, token, value, on_value, start, stop, before, part_enc
 
 
 def gradient_rows(x: Tensor, out: Tensor, groups: Groups, on_value: Tensor, d: int) -> Rows:
-    """x and out [B, stride], on_value [n] in the codes' own order -> the gradients of all latents that fired."""
+    """x [B, stride], out [lists, stride], on_value [n] in the codes' own order -> gradients of latents that fired."""
     m, device = len(groups.start), x.device
     on_value = on_value[groups.order]
     pieces = further_pieces(groups.start, groups.stop, len(on_value))
     ends = (groups.start, groups.stop)
     part_enc = sum_pieces(x, groups.token, on_value, *ends, pieces, d)
-    part_dec = sum_pieces(out, groups.token, groups.value, *ends, pieces, d)
+    part_dec = sum_pieces(out, groups.list, groups.value, *ends, pieces, d)
     G_enc, G_dec = torch.empty(m, d, device=device), torch.empty(m, d, device=device)
     slot, bias = torch.empty(m, dtype=torch.int32, device=device), torch.empty(m, device=device)
     parts = triton.cdiv(d, BLOCK)
     energy = torch.empty(m, parts, device=device)
     _gradient_rows[(m, parts)](
-        x, out, groups.token, groups.value, on_value, *ends, pieces.before, part_enc, part_dec,
+        x, out, groups.token, groups.list, groups.value, on_value, *ends, pieces.before, part_enc, part_dec,
         G_enc, G_dec, slot, bias, energy, d, x.shape[1], PIECE=PIECE, ROWS=4, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return Rows(G_enc, G_dec, slot, bias, energy.sum())

@@ -78,6 +78,15 @@ class SparseCodes(NamedTuple):
         index = torch.arange(entries, device=tokens.device) + (own[tokens] - ends + counts)[token]
         return SparseCodes(token, self.latent[index], self.value[index], len(tokens), self.d_sae)
 
+    def segments(self, prefixes: Sequence[int]) -> SparseCodes:
+        """Each token's codes cut at the widths of nested prefixes: segment p of token t becomes token t * n + p of n.
+
+        `prefixes` ascend and end with d_sae; the latents of a token must ascend, too.
+        """
+        edges = torch.tensor(prefixes, dtype=self.latent.dtype, device=self.latent.device)
+        segment = torch.searchsorted(edges, self.latent, right=True)
+        return self._replace(token=self.token * len(prefixes) + segment, tokens=self.tokens * len(prefixes))
+
     def split(self, size: int) -> Iterator[SparseCodes]:
         """Codes of `size` tokens after another, at least one part; latents and values are views."""
         firsts = [*range(0, max(1, self.tokens), size), self.tokens]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 from sampled_sae.config import (
@@ -15,6 +16,7 @@ from sampled_sae.config import (
     Config,
     Count,
     NonNegative,
+    NotEmpty,
     Positive,
     PositiveNumber,
     PositiveShare,
@@ -274,6 +276,13 @@ def usable_as_folder(name: str) -> bool:
 NAME = "must be usable as a folder's name: at most 200 bytes of printable text without slashes"
 
 
+def check_prefixes(prefixes: tuple[int, ...] | None, d_sae: int) -> None:
+    """Raise a one-line error unless the widths of nested prefixes, if there are any, ascend and end with d_sae."""
+    if prefixes:
+        rising = all(a < b for a, b in pairwise(prefixes)) and prefixes[-1:] == (d_sae,)
+        require(rising, "prefixes", prefixes, f"must be ascending widths that end with d_sae = {d_sae}")
+
+
 @dataclass(frozen=True, slots=True)
 class SAEConfig(Config):
     """Everything that sets one SAE apart from the others on the same stream."""
@@ -286,6 +295,9 @@ class SAEConfig(Config):
     """The candidate pool."""
     cut: Literal["batch", "token"] = "batch"
     """batch: the K*B largest values in the pool; token: the K largest of each token."""
+    prefixes: Annotated[tuple[Positive, ...], NotEmpty] | None = None
+    """Matryoshka: widths of the nested prefixes of latents, ascending, the last one d_sae. The loss is the mean over
+    the prefixes of the error that each leaves. None: all latents alone."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Adam and the learning rate."""
     init: InitConfig = field(default_factory=InitConfig)
@@ -302,6 +314,7 @@ class SAEConfig(Config):
     def check(self) -> None:
         require(self.k <= self.d_sae, "k", self.k, f"must be at most d_sae = {self.d_sae}")
         self.pool.size.latents(self.k, self.d_sae)
+        check_prefixes(self.prefixes, self.d_sae)
 
     def pool_size_at(self, step: int, steps: int) -> int:
         """Number of candidate latents at `step` (from 0) of `steps`."""

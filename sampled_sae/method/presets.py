@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
@@ -55,6 +56,18 @@ def topk_then_batchtopk(
 ) -> SAEConfig:
     """TopK for the first share of the steps, BatchTopK after."""
     return _made(d_sae, k, PoolConfig(scope=Scope(tokens=1, until=until)), lr, settings)
+
+
+MATRYOSHKA = (1 / 32, 3 / 32, 7 / 32, 15 / 32, 1)
+"""Nested prefixes as shares of d_sae: the groups of dictionary_learning's demo, 1/32, 1/16, 1/8, 1/4 and the rest."""
+
+
+@preset
+def matryoshka(
+    d_sae: int, k: int, prefixes: Sequence[float] = MATRYOSHKA, *, lr: float | None = None, **settings: Any
+) -> SAEConfig:
+    """BatchTopK whose nested prefixes of latents each reconstruct the input on their own."""
+    return batchtopk(d_sae, k, lr=lr, prefixes=prefixes, **settings)
 
 
 @preset
@@ -129,11 +142,20 @@ def paper_recipe(lr: float = 3e-4) -> dict[str, Any]:
 
 
 def _made(d_sae: int, k: int, pool: PoolConfig, lr: float | None, settings: dict[str, Any]) -> SAEConfig:
+    if settings.get("prefixes") is not None:
+        settings = settings | {"prefixes": prefix_widths(settings["prefixes"], d_sae)}
     if lr is None:
         return SAEConfig(d_sae, k, pool=pool, **settings)
     if "optimizer" in settings:
         raise UserError(f"lr = {lr} and optimizer = {settings['optimizer']}: set only one of the two")
     return SAEConfig(d_sae, k, pool=pool, optimizer=OptimizerConfig(lr=lr), **settings)
+
+
+def prefix_widths(prefixes: Sequence[float], d_sae: int) -> tuple[float, ...]:
+    """Nested prefixes as widths; those of at most 1 are shares of d_sae. The last one, d_sae, may be left out."""
+    # The tiny addend keeps shares such as 3/10 from losing a latent to rounding.
+    widths = tuple(math.floor(part * d_sae + 1e-9) if 0 < part <= 1 else part for part in prefixes)
+    return widths if widths[-1:] == (d_sae,) else (*widths, d_sae)
 
 
 # ---- methods of the command line --------------------------------------------------------------------
@@ -145,9 +167,10 @@ def parse_methods(
     """Method specs -> configurations, each once per seed.
 
     A spec is a preset's name and, after a colon, values of its parameters with commas between them; `/` separates
-    alternatives, and all combinations of these are made: `batchtopk`, `sampled:score=l2/entropy,l=5/30`. `d_sae`, `k`
-    and `shared` (settings of `SAEConfig`, or `lr`) hold unless the spec sets them. SAEs that differ in `d_sae`, `k` or
-    `lr` get these into their names.
+    alternatives, and all combinations of these are made: `batchtopk`, `sampled:score=l2/entropy,l=5/30`. Every preset
+    takes `prefixes`, with + between them: `matryoshka:prefixes=0.1+0.4`, `topk:prefixes=2048+8192`. `d_sae`, `k` and
+    `shared` (settings of `SAEConfig`, or `lr`) hold unless the spec sets them. SAEs that differ in `d_sae`, `k` or `lr`
+    get these into their names.
     """
     if not specs or not seeds:
         raise UserError("methods and seeds: each must name at least one")
@@ -189,6 +212,8 @@ def _choices(spec: str, settings: str, known: dict[str, inspect.Parameter]) -> d
 def _value(spec: str, key: str, text: str, hint: Any) -> Any:
     kinds = {hint, *get_args(hint)}
     try:
+        if key == "prefixes":
+            return tuple(int(part) if part.isdigit() else float(part) for part in text.split("+"))
         return int(text) if int in kinds else float(text) if float in kinds else text
     except ValueError:
         right = "must be a whole number" if int in kinds else "must be a number"
@@ -199,7 +224,8 @@ def parameters(method: str) -> dict[str, inspect.Parameter]:
     """The parameters of a preset that a spec can set, with their types and defaults."""
     hints = get_type_hints(PRESETS[method])
     own = inspect.signature(PRESETS[method]).parameters.values()
-    return {item.name: item.replace(annotation=hints[item.name]) for item in own if item.kind != item.VAR_KEYWORD}
+    known = {item.name: item.replace(annotation=hints[item.name]) for item in own if item.kind != item.VAR_KEYWORD}
+    return known | {"prefixes": inspect.Parameter("prefixes", inspect.Parameter.KEYWORD_ONLY)}
 
 
 # ---- names ------------------------------------------------------------------------------------------
@@ -221,7 +247,12 @@ def label(config: SAEConfig) -> str:
         words.append(f"every{pool.refresh}")
     if config.cut == "token":
         words.append("rowwise")
-    return "-".join(filter(None, words))
+    words = list(filter(None, words))
+    if config.prefixes is not None:
+        usual = config.prefixes == prefix_widths(MATRYOSHKA, config.d_sae)
+        widths = [] if usual else map(str, config.prefixes[:-1])
+        words = ["matryoshka", *widths, *(words if words != ["batchtopk"] else [])]
+    return "-".join(words)
 
 
 def named(configs: list[SAEConfig], seed: int) -> list[SAEConfig]:

@@ -56,7 +56,8 @@ def table_of(rows: Sequence[Configuration], columns: Mapping[Key, Column], name:
 
 
 BASE = "batchtopk"  # the group that others are measured against
-GROUPS = (BASE, "topk", "l2", "squared_l2", "entropy", "uniform", "released", "annealed")  # the order of rows
+GROUPS = (BASE, "topk", "matryoshka", "l2", "squared_l2", "entropy", "uniform", "released", "annealed")
+"""The order of rows."""
 ORIGIN = ("text", "context_size", "prepend_bos", "skip_first")
 TRAINING = ("steps", "batch_size", "input_norm")
 FREE = ("seed", "name")
@@ -193,11 +194,14 @@ def _flat(plain: dict[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
 def _kind(sae: Saved) -> tuple[str, str, float | None]:
     """Group, label and multiplier l of a configuration."""
     try:
-        label = presets.label(SAEConfig.from_dict(sae.config or {}))
+        config = SAEConfig.from_dict(sae.config or {})
+        label = presets.label(config)
     except (UserError, TypeError):  # no settings, or those of another version
         return "other", shown(sae.name), None
     pool, size = part(sae.config, "pool"), part(sae.config, "pool", "size")
     schedule = part(pool, "schedule").get("kind", "constant")
+    if config.prefixes is not None:
+        return "matryoshka", shown(label), number(size.get("l"))
     if size.get("kind") == "everything":
         return (BASE if label == "batchtopk" else "topk"), shown(label), None
     if schedule != "constant":

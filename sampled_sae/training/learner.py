@@ -185,7 +185,7 @@ class Learner:
     def sae(self) -> SAE:
         """A copy of the SAE as it is now, in the units of the training input, threshold from the average."""
         m, d = self.weights.W_dec.shape
-        cfg = InferenceConfig(d, m, k=self.config.k, training=self.config)
+        cfg = InferenceConfig(d, m, k=self.config.k, prefixes=self.config.prefixes or (), training=self.config)
         sae = SAE(cfg, self.weights.W_dec.dtype, self.weights.W_dec.device)
         with torch.no_grad():
             targets = Parameters(sae.W_enc.T, sae.b_enc, sae.W_dec, sae.b_dec)

@@ -41,7 +41,8 @@ def _working(config: SAEConfig, d: int, batch_size: int) -> int:
             activations += 3 * batch_size * smallest
     auxk = (2 * m * d + 3 * m * batch_size) if config.auxk.alpha > 0 else 0
     kept = 6 * config.k * batch_size
-    return int(3 * m * d + max(activations + kept, auxk) + 6 * batch_size * d)
+    errors = (2 + 4 * len(config.prefixes or (m,))) * batch_size * d
+    return int(3 * m * d + max(activations + kept, auxk) + errors)
 
 
 def _fast_working(config: SAEConfig, d: int, batch_size: int) -> int:
@@ -52,7 +53,7 @@ def _fast_working(config: SAEConfig, d: int, batch_size: int) -> int:
         z += 2 * batch_size * pool.size.latents(config.k, m)
         if pool.scope != Scope() or get_score(pool.score).reads_activations:
             z += 8 * m * batch_size  # what a score of the user's own takes: it sees all of Z in 32 bits
-    lists = 60 * config.k * batch_size + batch_size * (8 * d + m // 8)
+    lists = 60 * config.k * batch_size + batch_size * ((6 + 2 * len(config.prefixes or (m,))) * d + m // 8)
     gradients = 8 * m * d + lists
     # AuxK may find every latent dead, and works outside of the recorded part of a step.
     auxk = 4 * m * batch_size + 20 * m * d if config.auxk.alpha > 0 else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -45,30 +46,51 @@ class StepPath(Protocol):
 
 
 def loss_and_gradients(
-    x: Tensor, weights: Parameters, codes: SparseCodes, dead: Tensor | None, auxk: AuxKConfig
+    x: Tensor,
+    weights: Parameters,
+    codes: SparseCodes,
+    dead: Tensor | None,
+    auxk: AuxKConfig,
+    prefixes: Sequence[int] | None = None,
 ) -> Outcome:
-    """x [batch, d_in], kept codes, dead latents [n_dead] -> loss and all gradients, as `Parameters`."""
-    tokens = len(x)
-    decoded, leaf = decode_with_pullback(codes, weights.W_dec)
+    """x [batch, d_in], kept codes, dead latents [n_dead] -> loss and all gradients, as `Parameters`.
+
+    Nested prefixes: segment p of a token's codes, those of prefix p that are not of the one before, contributes to the
+    reconstructions of prefix p and of all wider ones. So it gets the sum of their gradients.
+    """
+    tokens, nested = len(x), 1 if prefixes is None else len(prefixes)
+    parts = codes if prefixes is None else codes.segments(prefixes)
+    decoded, leaf = decode_with_pullback(parts, weights.W_dec)
     with torch.no_grad():
-        error = x - weights.b_dec - decoded.detach()
-        energy = error.square().sum()
-        out = error * (-2 / tokens)  # the loss's gradient for x_hat
-    on_value = value_gradient(decoded, leaf, out)
+        centered = x - weights.b_dec
+        errors = centered[:, None] - running_sum(decoded.detach().view(tokens, nested, -1))
+        energies = errors.square().sum((0, 2))
+        # The loss's gradient for each prefix's x_hat, then for each segment's contribution to it.
+        out = running_sum(errors * (-2 / (tokens * nested)), backward=True)
+        by_segment = out.view(tokens * nested, -1)
+    on_value = value_gradient(decoded, leaf, by_segment)
     with torch.no_grad():
         groups = by_latent(codes)
         gradients = Parameters(
-            W_enc=sum_by_latent(groups, on_value, x - weights.b_dec),
+            W_enc=sum_by_latent(groups, on_value, centered),
             b_enc=total_by_latent(groups, on_value),
-            W_dec=sum_by_latent(groups, codes.value, out),
-            b_dec=out.sum(0),
+            W_dec=sum_by_latent(groups._replace(token=parts.token[groups.order]), codes.value, by_segment),
+            b_dec=out[:, 0].sum(0),
         )
         auxiliary = x.new_zeros(())
         if dead is not None and auxk.alpha > 0:
-            auxiliary = add_auxk(gradients, x, weights, error, dead, auxk)
+            auxiliary = add_auxk(gradients, x, weights, errors[:, -1], dead, auxk)
         # b_dec is also subtracted before encoding, so it gets every latent's bias gradient through the encoder.
         gradients.b_dec.sub_(gradients.b_enc @ weights.W_enc)
-        return Outcome(gradients, energy / tokens + auxk.alpha * auxiliary, energy, auxiliary)
+        loss = energies.mean() / tokens + auxk.alpha * auxiliary
+        return Outcome(gradients, loss, energies[-1], auxiliary)
+
+
+def running_sum(segments: Tensor, backward: bool = False) -> Tensor:
+    """[tokens, n, d_in] -> sums over the segments up to each, or from each to the last [tokens, n, d_in]."""
+    if segments.shape[1] == 1:
+        return segments
+    return segments.flip(1).cumsum(1).flip(1) if backward else segments.cumsum(1)
 
 
 def add_auxk(
@@ -123,7 +145,8 @@ class PlainPath:
 
     def gradients(self, selection: Selection, dead: Tensor | None) -> Outcome:
         """Kept activations and dead latents [n_dead] -> loss and gradients on the batch given to `select`."""
-        return loss_and_gradients(self.x, self.weights, selection.codes, dead, self.config.auxk)
+        config = self.config
+        return loss_and_gradients(self.x, self.weights, selection.codes, dead, config.auxk, config.prefixes)
 
 
 def smallest_kept(codes: SparseCodes, group: int) -> Tensor:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,6 +30,11 @@ def test_what_is_saved_is_loaded(sae, tmp_path):
     assert back.cfg.metadata == sae.cfg.metadata
     assert back.threshold_ema == sae.threshold_ema
     assert back.threshold.shape == ()
+
+
+def test_the_widths_of_prefixes_are_saved(sae, tmp_path):
+    sae.cfg = replace(sae.cfg, prefixes=(3, 20))
+    assert SAE.load(sae.save(tmp_path / "sae")).cfg.prefixes == (3, 20)
 
 
 def test_the_folder_has_saelens_shapes(sae, tmp_path):

@@ -19,6 +19,8 @@ CONFIGS = {
     "auxk": ss.batchtopk(M, K, auxk=AuxKConfig(dead_after=3 * B)),
     "topk then batchtopk": ss.topk_then_batchtopk(M, K, until=0.5),
     "groups": SAEConfig(M, K, pool=PoolConfig(scope=Scope(tokens=24))),
+    "matryoshka": ss.matryoshka(M, K, auxk=AuxKConfig(dead_after=3 * B)),
+    "matryoshka in a small pool": ss.sampled(M, K, "l2", 5, prefixes=(40, 200)),
     "small pool": ss.sampled(M, K, "l2", 5),
     "random pool": ss.sampled(M, K, "uniform", 4),
     "sampled pool": ss.sampled(M, K, "l2", 5, pick="sample"),

@@ -26,7 +26,20 @@ def test_specs_are_presets_with_grids_of_parameters():
     assert parse_methods(["sampled:pick=sample"], d_sae=48, k=4, seeds=(1, 2)) == [
         ss.sampled(48, 4, pick="sample", seed=seed) for seed in (1, 2)
     ]
-    assert set(parameters("sampled")) == {"d_sae", "k", "score", "l", "pick", "lr"}
+    assert set(parameters("sampled")) == {"d_sae", "k", "score", "l", "pick", "lr", "prefixes"}
+
+
+def test_nested_prefixes_are_shares_or_widths_of_any_preset():
+    assert ss.matryoshka(64, 4).prefixes == (2, 6, 14, 30, 64)
+    assert ss.matryoshka(64, 4, (0.25, 48)).prefixes == ss.matryoshka(64, 4, (16, 48, 64)).prefixes == (16, 48, 64)
+    made = parse_methods(["matryoshka:prefixes=0.25+48/8,k=2", "sampled:l=3,prefixes=0.5+1"], d_sae=64, k=4)
+    assert [config.prefixes for config in made] == [(16, 48, 64), (8, 64), (32, 64)]
+    assert [label(config) for config in made] == ["matryoshka-16-48", "matryoshka-8", "matryoshka-32-l2-l3"]
+    assert label(ss.matryoshka(64, 4)) == "matryoshka"
+    assert label(ss.topk(64, 4, prefixes=ss.matryoshka(64, 4).prefixes)) == "matryoshka-topk"
+    for bad in ((48, 16), (0.5, 0.5), (65,)):
+        with pytest.raises(ss.UserError, match=r"^prefixes = .*: must be ascending widths that end with d_sae = 64$"):
+            ss.matryoshka(64, 4, bad)
 
 
 def test_a_spec_has_precedence_over_shared_settings():
@@ -48,7 +61,7 @@ def test_names_tell_a_grid_of_sizes_and_rates_apart():
 @pytest.mark.parametrize(
     ("spec", "line"),
     [
-        ("gated", "unknown method 'gated'; the methods are batchtopk, topk, topk_then_batchtopk, sampled,"),
+        ("gated", "unknown method 'gated'; the methods are batchtopk, topk, topk_then_batchtopk, matryoshka,"),
         ("", "unknown method ''"),
         ("topk:l=5", "'l=5': must be parameter=value, each parameter once; the parameters are d_sae, k, lr"),
         ("sampled:l", "'l': must be parameter=value"),
@@ -56,6 +69,8 @@ def test_names_tell_a_grid_of_sizes_and_rates_apart():
         ("sampled:l=five", "l = 'five': must be a number"),
         ("sampled:l=5/", "l = '': must be a number"),
         ("topk:k=2.5", "k = '2.5': must be a whole number"),
+        ("topk:prefixes=8+half", "prefixes = '8+half': must be a number"),
+        ("matryoshka:prefixes=0", "prefixes[0] = 0: must be at least 1"),
         ("sampled:l=0.5", "l = 0.5: must be a number of at least 1"),
         ("sampled:pick=best", "pick = 'best': must be 'top' or 'sample'"),
         ("topk:k=64", "k = 64: must be at most d_sae = 48"),

@@ -1,12 +1,16 @@
 """Our training step against dictionary_learning's: same start, same batches. Runs in that peer's environment."""
 
 import copy
+import itertools
 from dataclasses import replace
 
+import pytest
 import torch
 from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer
+from dictionary_learning.trainers.matryoshka_batch_top_k import MatryoshkaBatchTopKSAE, MatryoshkaBatchTopKTrainer
+from dictionary_learning.trainers.trainer import SAETrainer
 
-from sampled_sae import batchtopk
+from sampled_sae import batchtopk, matryoshka
 from sampled_sae.method.config import AuxKConfig, ThresholdConfig
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.presets import PAPER_INIT, PAPER_OPTIMIZER
@@ -24,46 +28,46 @@ def data() -> list[torch.Tensor]:
     return list((fires * torch.rand(fires.shape, generator=generator)) @ directions)
 
 
-def both() -> tuple[BatchTopKTrainer, Learner]:
-    peer = BatchTopKTrainer(
-        steps=STEPS,
-        activation_dim=D,
-        dict_size=M,
-        k=K,
-        layer=0,
-        lm_name="none",
-        lr=1e-3,
-        warmup_steps=5,
-        decay_start=20,
-        threshold_start_step=5,
-        seed=0,
-        device="cpu",
-    )
+TRAINING = dict(steps=STEPS, activation_dim=D, dict_size=M, k=K, layer=0, lm_name="none", lr=1e-3)
+TRAINING |= dict(warmup_steps=5, decay_start=20, threshold_start_step=5, seed=0, device="cpu")
+GROUPS = [1 / 8, 1 / 4, 5 / 8]
+SETTINGS = dict(
+    optimizer=replace(PAPER_OPTIMIZER, lr=1e-3, warmup_steps=5),
+    init=PAPER_INIT,
+    auxk=AuxKConfig(dead_after=DEAD_AFTER),
+    threshold=ThresholdConfig(start_step=5),
+)
+
+
+def both(kind: str) -> tuple[SAETrainer, Learner]:
+    if kind == "batchtopk":
+        peer, config = BatchTopKTrainer(**TRAINING), batchtopk(M, K, **SETTINGS)
+    else:
+        # Group weights of 1 make its loss the mean over the prefixes.
+        peer = MatryoshkaBatchTopKTrainer(**TRAINING, group_fractions=GROUPS, group_weights=[1.0] * len(GROUPS))
+        config = matryoshka(M, K, (GROUPS[0], GROUPS[0] + GROUPS[1], 1), **SETTINGS)
+        assert config.prefixes == tuple(itertools.accumulate(peer.group_sizes))
     peer.dead_feature_threshold = DEAD_AFTER
-    config = batchtopk(
-        M,
-        K,
-        optimizer=replace(PAPER_OPTIMIZER, lr=1e-3, warmup_steps=5),
-        init=PAPER_INIT,
-        auxk=AuxKConfig(dead_after=DEAD_AFTER),
-        threshold=ThresholdConfig(start_step=5),
-    )
     ours = Learner(config, D, STEPS, 0, torch.device("cpu"), torch.float32)
     for mine, theirs in zip(ours.weights, peer_weights(peer), strict=True):
         mine.copy_(theirs)
     return peer, ours
 
 
-def peer_weights(peer: BatchTopKTrainer) -> Parameters:
+def peer_weights(peer: SAETrainer) -> Parameters:
     ae = peer.ae
+    if isinstance(ae, MatryoshkaBatchTopKSAE):
+        return Parameters(ae.W_enc.data.T, ae.b_enc.data, ae.W_dec.data, ae.b_dec.data)
     return Parameters(ae.encoder.weight.data, ae.encoder.bias.data, ae.decoder.weight.data.T, ae.b_dec.data)
 
 
-def peer_gradients(peer: BatchTopKTrainer, x: torch.Tensor, step: int) -> Parameters:
+def peer_gradients(peer: SAETrainer, x: torch.Tensor, step: int) -> Parameters:
     peer.pre_norm_auxk_loss = -1  # a tensor with a graph, which cannot be copied
     other = copy.deepcopy(peer)  # its loss changes counters and threshold
     other.loss(x, step=step).backward()
     ae = other.ae
+    if isinstance(ae, MatryoshkaBatchTopKSAE):
+        return Parameters(ae.W_enc.grad.T, ae.b_enc.grad, ae.W_dec.grad, ae.b_dec.grad)
     return Parameters(ae.encoder.weight.grad, ae.encoder.bias.grad, ae.decoder.weight.grad.T, ae.b_dec.grad)
 
 
@@ -74,8 +78,9 @@ def our_gradients(ours: Learner, x: torch.Tensor, step: int) -> Parameters:
     return ours.path.gradients(selection, other._count(selection, len(x))).gradients
 
 
-def test_loss_gradients_threshold_and_weights_agree():
-    peer, ours = both()
+@pytest.mark.parametrize("kind", ["batchtopk", "matryoshka"])
+def test_loss_gradients_threshold_and_weights_agree(kind):
+    peer, ours = both(kind)
     revived = 0
     for step, x in enumerate(data()):
         if step in (1, 12, 20):

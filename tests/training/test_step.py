@@ -21,13 +21,13 @@ def random_weights(d: int, m: int, seed: int) -> Parameters:
     return weights
 
 
-def reference_step(x, weights, k, group, pool, dead, alpha, k_aux):
+def reference_step(x, weights, k, group, pool, dead, alpha, k_aux, prefixes):
     """Loss, codes and gradients by autograd, everything dense."""
     leaves = Parameters(*(w.clone().requires_grad_() for w in weights))
     z = reference.activations(x, leaves.W_enc.T, leaves.b_enc, leaves.b_dec)
     codes = reference.batch_topk(z, k, group, pool)
     x_hat = reference.reconstruct(codes, leaves.W_dec, leaves.b_dec)
-    loss = reference.reconstruction_loss(x, x_hat)
+    loss = reference.prefix_loss(x, codes, leaves.W_dec, leaves.b_dec, prefixes)
     loss = loss + alpha * reference.auxk_loss(x, x_hat, z, dead, leaves.W_dec, k_aux)
     return loss, codes, torch.autograd.grad(loss, leaves)
 
@@ -42,8 +42,9 @@ def reference_step(x, weights, k, group, pool, dead, alpha, k_aux):
     pool=st.sampled_from([None, "top", "sample"]),
     dead_share=st.sampled_from([0.0, 0.3, 1.0]),
     k_aux=st.integers(1, 5),
+    narrower=st.sets(st.integers(1, 23), max_size=4),
 )
-def test_loss_codes_and_gradients_equal_the_reference(seed, d, m, k, groups, pool, dead_share, k_aux):
+def test_loss_codes_and_gradients_equal_the_reference(seed, d, m, k, groups, pool, dead_share, k_aux, narrower):
     weights = random_weights(d, m, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     x = torch.randn(6, d, generator=generator, dtype=torch.float64)
@@ -55,7 +56,10 @@ def test_loss_codes_and_gradients_equal_the_reference(seed, d, m, k, groups, poo
     found = candidates(PlainEncoder(x, weights), config, 0, 10, torch.Generator().manual_seed(seed))
     codes = keep_largest(found.z.clone(), k, found.group, m, found.columns, "batch")
     numbers = dead.nonzero().squeeze(1) if dead.any() else None
-    outcome = loss_and_gradients(x, weights, codes, numbers, AuxKConfig(0.25, k=k_aux))
+    prefixes = (*sorted(width for width in narrower if width < m), m)
+    outcome = loss_and_gradients(x, weights, codes, numbers, AuxKConfig(0.25, k=k_aux), prefixes)
+    if len(prefixes) == 1:
+        assert torch.equal(outcome.loss, loss_and_gradients(x, weights, codes, numbers, AuxKConfig(0.25, k=k_aux)).loss)
 
     # The specification is handed the pools that were drawn: group by group, from the codes' own candidates.
     mask = None
@@ -66,7 +70,7 @@ def test_loss_codes_and_gradients_equal_the_reference(seed, d, m, k, groups, poo
             mask = again.pool[None]
         else:
             mask = ((again.z > 0) | (z == 0)).view(groups, group, m).all(1)
-    loss, expected_codes, gradients = reference_step(x, weights, k, group, mask, dead, 0.25, k_aux)
+    loss, expected_codes, gradients = reference_step(x, weights, k, group, mask, dead, 0.25, k_aux, prefixes)
 
     torch.testing.assert_close(codes.dense(), expected_codes.detach())
     torch.testing.assert_close(outcome.loss, loss.detach())

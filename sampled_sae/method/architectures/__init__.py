@@ -18,7 +18,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from sampled_sae.config import Config, Positive, require
-from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.config import SAEConfig, check_prefixes
 from sampled_sae.utils.registry import Registry
 
 
@@ -33,14 +33,14 @@ class Architecture(ABC):
     """Whether `InferenceConfig.k` decides the codes."""
 
     @abstractmethod
-    def activate_(self, sae: Any, pre: Tensor, latents: Tensor | None) -> Tensor:
-        """Pre-activations [n, c] of the given latents [c] (None: all) -> codes [n, c]; `pre` may be overwritten."""
+    def activate_(self, sae: Any, pre: Tensor, latents: Tensor | slice | None) -> Tensor:
+        """Pre-activations [n, c] of latents, [c] or a slice (None: all), -> codes [n, c]; `pre` may be overwritten."""
 
 
 ARCHITECTURES: Registry[Architecture] = Registry("architecture", __name__, "sampled_sae.architectures")
 
 
-def pick(tensor: Tensor, latents: Tensor | None) -> Tensor:
+def pick(tensor: Tensor, latents: Tensor | slice | None) -> Tensor:
     """Entries of a tensor [d_sae] for the given latents [c], or all."""
     return tensor if latents is None else tensor[latents]
 
@@ -69,7 +69,6 @@ class InferenceConfig(Config):
     """Origin of the SAE: model, hook point, text, training run. Saved with it."""
 
     def check(self) -> None:
-        ascending = self.prefixes == tuple(sorted(set(self.prefixes))) and self.prefixes[-1:] in ((), (self.d_sae,))
-        require(ascending, "prefixes", self.prefixes, f"must be ascending widths that end with d_sae = {self.d_sae}")
+        check_prefixes(self.prefixes, self.d_sae)
         needs_k = ARCHITECTURES.find(self.architecture).needs_k
         require(not needs_k or self.k is not None, "k", self.k, f"must be a number for {self.architecture!r} SAEs")

@@ -12,7 +12,7 @@ from sampled_sae.method.architectures import ARCHITECTURES, Architecture, pick
 class Gated(Architecture):
     tensors = ("b_gate", "r_mag", "b_mag")
 
-    def activate_(self, sae: Any, pre: Tensor, latents: Tensor | None) -> Tensor:
+    def activate_(self, sae: Any, pre: Tensor, latents: Tensor | slice | None) -> Tensor:
         b_gate, r_mag, b_mag = (pick(getattr(sae, name), latents) for name in self.tensors)
         closed = pre <= -b_gate
         return (pre * r_mag.exp()).add_(b_mag).relu_().masked_fill_(closed, 0.0)

@@ -14,7 +14,7 @@ class GroupMax(Architecture):
     per_latent = False
     needs_k = True
 
-    def activate_(self, sae: Any, pre: Tensor, latents: Tensor | None) -> Tensor:
+    def activate_(self, sae: Any, pre: Tensor, latents: Tensor | slice | None) -> Tensor:
         groups = pre.view(len(pre), sae.cfg.k, -1)
         largest = groups.max(dim=-1, keepdim=True)
         return torch.zeros_like(groups).scatter(-1, largest.indices, largest.values.relu()).view_as(pre)

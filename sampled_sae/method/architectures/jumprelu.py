@@ -13,7 +13,7 @@ from sampled_sae.method.architectures import ARCHITECTURES, Architecture, pick
 class JumpReLU(Architecture):
     tensors = ("b_enc", "threshold")
 
-    def activate_(self, sae: Any, pre: Tensor, latents: Tensor | None) -> Tensor:
+    def activate_(self, sae: Any, pre: Tensor, latents: Tensor | slice | None) -> Tensor:
         cut = sae.cut
         if isinstance(cut, float):
             return torch.threshold_(pre, cut, 0.0)

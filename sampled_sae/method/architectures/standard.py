@@ -10,7 +10,7 @@ from sampled_sae.method.architectures import ARCHITECTURES, Architecture
 
 
 class Standard(Architecture):
-    def activate_(self, sae: Any, pre: Tensor, latents: Tensor | None) -> Tensor:
+    def activate_(self, sae: Any, pre: Tensor, latents: Tensor | slice | None) -> Tensor:
         return pre.relu_()
 
 

@@ -14,7 +14,7 @@ class TopK(Architecture):
     per_latent = False
     needs_k = True
 
-    def activate_(self, sae: Any, pre: Tensor, latents: Tensor | None) -> Tensor:
+    def activate_(self, sae: Any, pre: Tensor, latents: Tensor | slice | None) -> Tensor:
         largest = pre.topk(min(sae.cfg.k, pre.shape[-1]), dim=-1, sorted=False)
         return torch.zeros_like(pre).scatter(-1, largest.indices, largest.values.relu())
 
