@@ -1,6 +1,6 @@
-"""The peers' own training steps, for benchmarks/step.py.
+"""The peers' own training steps, for benchmarks/step.py and benchmarks/quality.py.
 
-`PEERS` maps a name to a function `(d, m, k, batch, device) -> step`; `step(x, i)` does training step number i
+`PEERS` maps a name to a function `(d, m, k, batch, device) -> Peer`; `step(x, i)` of it does training step number i
 on x, fp32 [batch, d] on the device: the peer's own loss, backward pass, gradient projection and clipping,
 optimizer, schedules and dead-latent counters, called as its own training loop calls them. Weights are fp32.
 Data loading, logging and checkpoints are left out. A peer is imported only when its function is called.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -27,7 +28,28 @@ from torch import Tensor, nn
 
 Step = Callable[[Tensor, int], None]
 
-STEPS = 10**6  # length of the run for the learning rate schedules
+
+class Recipe(NamedTuple):
+    """Length and learning rate of a run. The defaults are for timing single steps."""
+
+    steps: int = 10**6
+    lr: float | None = None  # None: the peer's default
+    warmup: int | None = None  # steps of linear warm-up; None: the peer's default
+    decay: int = 0  # steps of linear decay to 0 at the end, where the peer lets the user choose
+    first: Sequence[Tensor] = ()  # batches that give the scale of the inputs; (): inputs are taken as they are
+
+
+TIMING = Recipe()
+
+
+class Peer(NamedTuple):
+    """A trainer of a peer."""
+
+    step: Step
+    finish: Callable[[], dict[str, Tensor]]
+    """The trained SAE for raw activations: W_enc [d_in, d_sae], b_enc, W_dec [d_sae, d_in], b_dec and, where the peer
+    keeps one, its threshold (). Weights as the peer would save them."""
+
 
 # Packages that the peers import and their training steps do not use: language models, datasets, logging.
 # Where one is missing, a stand-in takes its place while the peer is imported. Of transformer_lens the step
@@ -100,8 +122,11 @@ def _importing() -> Iterator[None]:
             del sys.modules[name]
 
 
-def saelens(d: int, m: int, k: int, batch: int, device: str, autocast: bool) -> Step:
-    """SAELens, BatchTopK: SAETrainer.step, in fp32 (its default) or under its bf16 autocast."""
+def saelens(d: int, m: int, k: int, batch: int, device: str, recipe: Recipe = TIMING, *, autocast: bool) -> Peer:
+    """SAELens, BatchTopK: SAETrainer.step, in fp32 (its default) or under its bf16 autocast.
+
+    With `recipe.first`, inputs are scaled to a mean norm of sqrt(d), its "expected_average_only_in".
+    """
     with _importing():
         from sae_lens import BatchTopKTrainingSAE, BatchTopKTrainingSAEConfig
         from sae_lens.config import SAETrainerConfig
@@ -110,41 +135,88 @@ def saelens(d: int, m: int, k: int, batch: int, device: str, autocast: bool) -> 
     torch.manual_seed(0)
     sae = BatchTopKTrainingSAE(BatchTopKTrainingSAEConfig(d_in=d, d_sae=m, k=k, dtype="float32", device=device))
     config = SAETrainerConfig(
-        total_training_samples=STEPS * batch,
+        total_training_samples=recipe.steps * batch,
         train_batch_size_samples=batch,
+        lr=recipe.lr or SAETrainerConfig.lr,
         lr_end=3e-5,  # must be given, and the default constant schedule does not use it
+        lr_warm_up_steps=recipe.warmup or 0,
+        lr_decay_steps=recipe.decay,
         device=device,
         autocast=autocast,
     )
     trainer = SAETrainer(config, sae, data_provider=iter(()))
     sae.to(device)
+    scaler = trainer.activation_scaler
+    if recipe.first:
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+            scaler.estimate_scaling_factor(d, iter(recipe.first), len(recipe.first))
 
     def step(x: Tensor, i: int) -> None:  # SAETrainer.fit, one turn of its loop
         trainer.step(x)
         trainer.n_training_steps += 1
 
-    return step
+    def finish() -> dict[str, Tensor]:
+        if scaler.scaling_factor is not None:
+            sae.fold_activation_norm_scaling_factor(scaler.scaling_factor)
+        found = dict(sae.state_dict())
+        sae.process_state_dict_for_saving_inference(found)  # folds the decoder's norms, topk_threshold -> threshold
+        found["threshold"] = found["threshold"][0]  # the same for all latents
+        return {name: tensor.detach() for name, tensor in found.items()}
+
+    return Peer(step, finish)
 
 
-def dictionary_learning(d: int, m: int, k: int, batch: int, device: str, dtype: torch.dtype) -> Step:
-    """dictionary_learning, BatchTopK: BatchTopKTrainer.update, with trainSAE's `autocast_dtype`."""
+def dictionary_learning(
+    d: int, m: int, k: int, batch: int, device: str, recipe: Recipe = TIMING, *, dtype: torch.dtype
+) -> Peer:
+    """dictionary_learning, BatchTopK: BatchTopKTrainer.update, with trainSAE's `autocast_dtype`.
+
+    With `recipe.first`, inputs are scaled to a root mean square norm of 1, trainSAE's `normalize_activations`.
+    """
     with _importing():
         from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer
 
     trainer = BatchTopKTrainer(
-        steps=STEPS, activation_dim=d, dict_size=m, k=k, layer=0, lm_name="", device=device, seed=0
+        steps=recipe.steps,
+        activation_dim=d,
+        dict_size=m,
+        k=k,
+        layer=0,
+        lm_name="",
+        lr=recipe.lr,
+        warmup_steps=1000 if recipe.warmup is None else recipe.warmup,
+        decay_start=recipe.steps - recipe.decay if recipe.decay else None,
+        device=device,
+        seed=0,
     )
     # As in trainSAE: the batch in the autocast dtype, the whole update under autocast, and none on a CPU.
     autocast: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if "cuda" in device:
         autocast = torch.autocast("cuda", dtype=dtype)
+    norm = 1.0
+    if recipe.first:  # its get_norm_factor
+        norm = float(torch.stack([x.square().sum(1).mean() for x in recipe.first]).mean().sqrt())
 
     def step(x: Tensor, i: int) -> None:
         x = x.to(dtype=dtype)
+        if norm != 1:
+            x = x / norm
         with autocast:
             trainer.update(i, x)
 
-    return step
+    def finish() -> dict[str, Tensor]:
+        sae = trainer.ae
+        sae.scale_biases(norm)
+        encoder, decoder = sae.encoder.weight.detach(), sae.decoder.weight.detach()
+        found = {
+            "W_enc": encoder.T,
+            "b_enc": sae.encoder.bias.detach(),
+            "W_dec": decoder.T,
+            "b_dec": sae.b_dec.detach(),
+        }
+        return found | ({"threshold": sae.threshold} if sae.threshold >= 0 else {})
+
+    return Peer(step, finish)
 
 
 class _OneLayer(nn.Module):
@@ -164,9 +236,20 @@ class _OneLayer(nn.Module):
         return self.layer(x)
 
 
-def sparsify(d: int, m: int, k: int, batch: int, device: str, fused: bool) -> Step:
-    """sparsify, TopK: the step of Trainer.fit with `optimizer="adam"`; SparseCoder.forward is bf16 on CUDA.
+def sparsify(
+    d: int,
+    m: int,
+    k: int,
+    batch: int,
+    device: str,
+    recipe: Recipe = TIMING,
+    *,
+    optimizer: str = "adam",
+    fused: bool = False,
+) -> Peer:
+    """sparsify, TopK: the step of Trainer.fit; SparseCoder.forward is bf16 on CUDA.
 
+    It takes inputs as they are. `signum`, its default, has no schedule; `adam` decays linearly over the whole run.
     The Trainer has no setting for a fused Adam. With `fused`, the Adam that it makes is torch's fused one.
     """
     if "cuda" not in device:
@@ -179,11 +262,17 @@ def sparsify(d: int, m: int, k: int, batch: int, device: str, fused: bool) -> St
         raise RuntimeError("sparsify does not use its Triton decoder: is triton installed?")
 
     config = TrainConfig(
-        SparseCoderConfig(num_latents=m, k=k), batch_size=1, optimizer="adam", hookpoints=["layer"], log_to_wandb=False
+        SparseCoderConfig(num_latents=m, k=k),
+        batch_size=1,
+        optimizer=optimizer,
+        lr=recipe.lr,
+        lr_warmup_steps=1000 if recipe.warmup is None else recipe.warmup,
+        hookpoints=["layer"],
+        log_to_wandb=False,
     )
     adam = partial(torch.optim.Adam, fused=True) if fused else torch.optim.Adam
     with contextlib.redirect_stdout(sys.stderr), mock.patch("torch.optim.Adam", adam):
-        trainer = Trainer(config, dataset=range(STEPS), model=_OneLayer(d, device))
+        trainer = Trainer(config, dataset=range(recipe.steps), model=_OneLayer(d, device))
     sae, since_fired = trainer.saes["layer"], trainer.num_tokens_since_fired["layer"]
     did_fire = torch.zeros(m, device=device, dtype=torch.bool)
 
@@ -202,9 +291,9 @@ def sparsify(d: int, m: int, k: int, batch: int, device: str, fused: bool) -> St
         loss = out.fvu + config.auxk_alpha * out.auxk_loss + out.multi_topk_fvu / 8
         loss.div(1).backward()
         sae.remove_gradient_parallel_to_decoder_directions()
-        for optimizer in trainer.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        for one in trainer.optimizers:
+            one.step()
+            one.zero_grad()
         for scheduler in trainer.lr_schedulers:
             scheduler.step()
         with torch.no_grad():
@@ -214,14 +303,21 @@ def sparsify(d: int, m: int, k: int, batch: int, device: str, fused: bool) -> St
         trainer.global_step += 1
         torch.set_float32_matmul_precision(precision)
 
-    return step
+    def finish() -> dict[str, Tensor]:
+        for one in trainer.optimizers:
+            if hasattr(one, "eval"):  # schedule-free: the averaged weights, as in Trainer.save
+                one.eval()
+        found = {"W_enc": sae.encoder.weight.T, "b_enc": sae.encoder.bias, "W_dec": sae.W_dec, "b_dec": sae.b_dec}
+        return {name: tensor.detach() for name, tensor in found.items()}
+
+    return Peer(step, finish)
 
 
-PEERS: dict[str, Callable[[int, int, int, int, str], Step]] = {
+PEERS: dict[str, Callable[..., Peer]] = {
     "SAELens BatchTopK, autocast": partial(saelens, autocast=True),
     "SAELens BatchTopK, fp32": partial(saelens, autocast=False),
     "dictionary_learning BatchTopK, bf16 autocast": partial(dictionary_learning, dtype=torch.bfloat16),
     "dictionary_learning BatchTopK, fp32": partial(dictionary_learning, dtype=torch.float32),
-    "sparsify TopK, bf16": partial(sparsify, fused=False),
+    "sparsify TopK, bf16": sparsify,
     "sparsify TopK, bf16, fused Adam": partial(sparsify, fused=True),
 }

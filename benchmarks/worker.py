@@ -88,7 +88,7 @@ def main() -> None:
         else:
             from peers import PEERS
 
-            step = PEERS[name](d, m, k, batch, device)
+            step = PEERS[name](d, m, k, batch, device).step
     except (ImportError, RuntimeError) as error:
         print(f"missing: {error}".splitlines()[0], flush=True)
         return
