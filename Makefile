@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-lm test test-peers fuzz crash-test bench clean
+.PHONY: demo demo-lm test test-peers fuzz crash-test bench quality clean
 
 demo: .venv/ready
 	@rm -rf demo
@@ -43,6 +43,12 @@ crash-test: .venv/ready
 bench: .venv/ready
 	bash tests/peers/setup.sh
 	$(BIN)/python benchmarks/step.py
+
+# Our defaults beside the peers at their best learning rates, on a CPU: minutes, and small numbers. docs/quality.md
+quality: .venv/ready
+	PYTHON=$(BIN)/python bash benchmarks/carry_peers.sh
+	$(BIN)/python benchmarks/quality.py cpu --text stdlib --out runs/quality
+	$(BIN)/python benchmarks/quality_table.py runs/quality/runs.jsonl
 
 # Rebuilt when the requirements change; a set-up that failed halfway leaves no stamp.
 .venv/ready: pyproject.toml constraints.txt

@@ -255,12 +255,16 @@ class Comparison:
             self.results.add(about, {"lr": best_rate(self.short(toolkit))}, "selected")
 
     def full_runs(self) -> Iterator[tuple[str, float | None, int]]:
-        """Toolkit, rate and seed of the runs at full length."""
+        """Toolkit, rate and seed of the runs at full length: of a peer's variants, the one that was selected best."""
         yield from ((OURS, None, seed) for seed in range(self.a.seeds))
-        for toolkit in self.peers:
+        best: dict[str, tuple[float, str, float]] = {}
+        for toolkit, peer in self.peers.items():
             selected = self.results.get(key(self.setting, toolkit, None, self.setting.select_tokens), "selected")
             if selected is not None:
-                yield from ((toolkit, selected["lr"] / 2**n, 0) for n in range(1 + self.a.lower))
+                found = (self.short(toolkit)[selected["lr"]], toolkit, selected["lr"])
+                best[peer.package] = min(found, best.get(peer.package, found))
+        for _, toolkit, lr in best.values():
+            yield from ((toolkit, lr / 2**n, 0) for n in range(1 + self.a.lower))
 
     def full(self) -> None:
         """All toolkits at full length."""

@@ -42,7 +42,7 @@ class Setting:
 
 
 MAIN = Setting()
-SMALL = replace(MAIN, d_sae=16_384, tokens=10_000_000)
+SMALL = replace(MAIN, d_sae=16_384, tokens=10_000_000, start_factor=2)
 PRESETS = {
     "cpu": Setting(
         d_sae=2048, k=32, batch=256, tokens=49_152, select_tokens=16_384, context=128, buffer_tokens=2**14,
