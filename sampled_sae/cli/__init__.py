@@ -8,9 +8,10 @@ import re
 import select
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from types import UnionType
 from typing import Annotated, Any, TextIO, Union, get_args
@@ -93,15 +94,30 @@ def parse(command: Any, arguments: Sequence[str], program: str, **settings: Any)
     renamed = [part for word in arguments for part in _present_name(word, getattr(command, "OLD_FLAGS", {}))]
     if hasattr(command, "defaults"):
         settings["default"] = command.defaults(renamed)
-    registry, boxed = tyro.constructors.ConstructorRegistry(), io.StringIO()
+    registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_optional)
+    parser = partial(tyro.cli, command, prog=program, args=renamed, registry=registry, **settings)
     try:
-        with redirect_stderr(boxed):
-            return tyro.cli(command, prog=program, args=renamed, registry=registry, **settings)
+        with redirect_stderr(io.StringIO()):
+            return parser()
     except SystemExit as stop:
-        if stop.code == 2:
-            raise UserError(_one_line(boxed.getvalue(), renamed, program)) from None
-        raise
+        if stop.code != 2:
+            raise
+    raise UserError(_one_line(_unwrapped(parser), renamed, program))
+
+
+def _unwrapped(parser: Callable[[], Any]) -> str:
+    """tyro's error on lines of any length, and without the characters that a terminal may lack."""
+    boxed, columns = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "1000000"
+    try:
+        with redirect_stderr(boxed), redirect_stdout(io.StringIO()), suppress(SystemExit):
+            parser()
+    finally:
+        del os.environ["COLUMNS"]
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+    return boxed.getvalue()
 
 
 def _optional(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
@@ -130,10 +146,10 @@ METAVARS = {"INT": "an integer", "FLOAT": "a number", "[INT [INT ...]]": "intege
 
 def _one_line(box: str, arguments: Sequence[str], program: str) -> str:
     """tyro's error, a box of several sections, as `--flag = 'value': what would be right`."""
-    lines = [line[1:-1].strip() for line in box.splitlines() if line.startswith("│")]
-    breaks = [n for n, line in enumerate(lines) if line.startswith("──")]
+    lines = [line.strip() for line in box.splitlines()][2:]  # the title comes first, with a line below it
+    breaks = [n for n, line in enumerate(lines) if line and not line.strip("-")]
     first = lines[: breaks[0]] if breaks else lines
-    text = " ".join(first)
+    text = " ".join(first).strip()
     if found := re.match(r"Error parsing (\S+): (.*)", text):
         flag = _given(found[1], arguments)
         helped = next((line for line in lines if line.startswith("--") and found[1].split("/")[-1] in line), "")
@@ -141,19 +157,25 @@ def _one_line(box: str, arguments: Sequence[str], program: str) -> str:
         right = f"must be {METAVARS.get(expected, expected)}" if expected else found[2]
         values = _values(flag, arguments) or []
         given = " ".join(values if expected.startswith("[") else values[:1])
-        return f"{flag} = {given!r}: {right}"
+        return f"{flag} = {_shortened(given)!r}: {right}"
     if found := re.match(r"invalid choice (.*) for argument '(\S+)'\. Expected one of \((.*)\)\.", text):
-        return f"{_given(found[2], arguments)} = {found[1]}: must be one of {found[3].rstrip(',').replace(chr(39), '')}"
+        choices = found[3].rstrip(",").replace("'", "")
+        return f"{_given(found[2], arguments)} = {_shortened(found[1])}: must be one of {choices}"
     if found := re.match(r"Missing value for argument '(\S+)'", text):
         return f"{_given(found[1], arguments)}: needs a value"
-    if found := re.match(r"Unrecognized options: (.*)", text):
-        return f"{found[1].replace(', ', ' ')}: not known; {program} --help lists the options"
+    if found := re.match(r"Unrecognized options: ?(.*)", text):
+        return f"{_shortened(found[1].replace(', ', ' ')) or repr('')}: not known; {program} --help lists the options"
     if text.startswith("Missing from"):
         names = [line.split()[0] for line in first[1:] if line.startswith("--") or line.isupper()]
         return f"{', '.join(names)}: is missing; {program} --help describes it"
     if found := re.match(r"Expected one of \{(.*)\}", text):
         return f"command: is missing; must be one of {found[1]}"
     return text or box.strip()
+
+
+def _shortened(text: str) -> str:
+    """A value as errors show it."""
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _given(flags: str, arguments: Sequence[str]) -> str:

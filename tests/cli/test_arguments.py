@@ -1,0 +1,49 @@
+"""Wrongly typed values of the command line: one line with the flag."""
+
+import io
+import re
+
+import pytest
+
+from sampled_sae import cli
+from sampled_sae.utils.errors import UserError
+
+REQUIRED = {"cache": ["--tokens", "5", "--out", "o"], "eval": ["f"], "browse": ["f", "--text", "t", "--out", "o"]}
+"""Arguments that must be there; of the other commands, `FOLDER --out o` or `--out o`."""
+
+
+def flags(name, capsys):
+    """The flags that take numbers or a choice."""
+    with pytest.raises(SystemExit):
+        cli.parse(cli.load(name), ["--help"], name)
+    return dict.fromkeys(re.findall(r"(--[a-z][\w.-]*) \[?(?:INT|FLOAT|\{)", capsys.readouterr().out))
+
+
+NAMES = ["train", "cache", "eval", "compare", "browse", "reproduce", "synthetic"]
+
+
+@pytest.mark.parametrize("name, encoding", [("cache", "ascii"), *((name, "utf-8") for name in NAMES)])
+def test_wrong_values(name, encoding, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    command, found = cli.load(name), flags(name, capsys)
+    needed = REQUIRED.get(name, ["f", "--out", "o"] if name in ("compare", "merge") else ["--out", "o"])
+    assert len(found) >= 4
+    monkeypatch.setenv("COLUMNS", "40")  # does not break the line
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    for flag in list(found)[:: -(-len(found) // 6)]:  # parsing takes some time
+        with pytest.raises(UserError) as error:
+            cli.parse(command, [*needed, flag, "x" * 300], name)
+        assert re.match(rf"\S*{flag}\S* = '?'?x{{190,}}\.\.\.'?: must be [^\n]+$", str(error.value)), str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words, line",
+    [
+        (["--steps"], "--steps: needs a value"),
+        (["f", "--resume", "x y"], "x y: not known; train --help lists the options"),
+        (["f", "--resume", ""], "'': not known; train --help lists the options"),
+    ],
+)
+def test_missing_and_unknown_words(words, line):
+    with pytest.raises(UserError, match=re.escape(line)):
+        cli.parse(cli.load("train"), [*words, "--out", "o"], "train")
