@@ -3,6 +3,7 @@
 #
 #   .peers/dictionary_learning   dictionary-learning
 #   .peers/saelens               sae-lens
+#   .peers/sparsify              eai-sparsify
 #   .peers/sae_bench             sae-bench
 #
 # Run from the repository root: bash tests/peers/setup.sh
@@ -40,4 +41,5 @@ peer() {
 
 peer dictionary_learning dictionary-learning==0.1.0
 peer saelens sae-lens==6.54.12
+peer sparsify eai-sparsify==1.3.3
 peer sae_bench sae-bench==0.6.0
