@@ -15,7 +15,7 @@ demo: .venv/ready
 demo-lm: .venv/ready
 	@rm -rf demo-lm
 	@$(BIN)/sampled-sae train --model smollm2 --text stdlib --layer 12 --context 256 --tokens 120000 \
-	    --heldout-tokens 8192 --source.buffer-tokens 32768 --batch-size 1024 --d-sae 4096 --k 32 --lr 1e-3 \
+	    --heldout-tokens 8192 --source.buffer-tokens 32768 --batch-size 1024 --d-sae 4096 --k 32 \
 	    --methods batchtopk topk sampled:l=30 released --out demo-lm
 	@$(BIN)/sampled-sae eval demo-lm --text stdlib --core.contexts 16
 	@$(BIN)/sampled-sae report demo-lm --out demo-lm/report --no-figures

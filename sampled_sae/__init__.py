@@ -35,6 +35,7 @@ from sampled_sae.method.presets import (
     topk,
     topk_then_batchtopk,
 )
+from sampled_sae.method.rate import default_lr
 from sampled_sae.method.scores import SCORES, register_input_score, register_score
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import Interrupted, UserError
@@ -70,6 +71,7 @@ __all__ = [
     "batchtopk",
     "browse",
     "compare",
+    "default_lr",
     "evaluate",
     "load_model",
     "matryoshka",

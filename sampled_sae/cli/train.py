@@ -32,8 +32,8 @@ SHARED = ("batch_size", "input_norm", "heldout_tokens", "log_every", "checkpoint
 class Optimizer(OptimizerConfig):
     """Adam, its learning rate over time, and the scale of the gradient."""
 
-    lr: Annotated[PositiveNumber, tyro.conf.arg(aliases=("--lr",))] = OptimizerConfig().lr
-    """Peak learning rate."""
+    lr: Annotated[PositiveNumber | None, tyro.conf.arg(aliases=("--lr",))] = None
+    """Peak learning rate; unset chooses it by d_in, d_sae, K, batch size and steps."""
 
 
 @dataclass(frozen=True)

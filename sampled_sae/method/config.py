@@ -203,10 +203,8 @@ Clip = Annotated[float, Bound("must be positive (inf for no clipping)", lambda c
 class OptimizerConfig(Config):
     """Adam, its learning rate over time, and the scale of the gradient. docs/recipe.md has the measurements."""
 
-    # A rule for the rate would make this `PositiveNumber | None` and fill it in where a run knows its steps and its
-    # batch size: `training.optimizer.learning_rate` is the only reader.
-    lr: PositiveNumber = 1e-3
-    """Peak learning rate."""
+    lr: PositiveNumber | None = None
+    """Peak learning rate; none chooses it by d_in, d_sae, K, batch size and steps (`method.rate`)."""
     gradient: Literal["normalize", "clip"] = "normalize"
     """normalize: scale the gradient of all n parameters to norm sqrt(n) at every step; clip: see `clip`."""
     clip: Clip | None = None

@@ -13,6 +13,7 @@ from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.parameters import Parameters, fit_to_batch_, start_parameters
 from sampled_sae.method.pools import churn
+from sampled_sae.method.rate import with_lr
 from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Selection
 from sampled_sae.sae import SAE
@@ -113,7 +114,7 @@ class Learner:
     @torch.no_grad()
     def step(self, x: Tensor, step: int, measure: bool = True) -> Stats | None:
         """One optimizer step on x [batch, d_in]; `step` counts from 0. `measure` costs a little time."""
-        config = self.config
+        config = self.config = with_lr(self.config, x.shape[1], len(x), self.steps)
         if step == 0:
             fit_to_batch_(self.weights, x, config.init, self.generator)
             self.path.load_state({})  # it may keep copies of the weights

@@ -12,13 +12,15 @@ from sampled_sae.method.parameters import LEAST_SHARE, Parameters, gradient_fact
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """Rate at `step` (from 0): warm-up from 0, constant, then linear to 0 at the end."""
+    peak = config.lr
+    assert peak is not None  # runs and learners fill it in
     warmup = min(config.warmup_steps, steps // 5)
     decay_start = steps - round(steps * config.decay)
     if step < warmup:
-        return config.lr * (step / warmup)
+        return peak * (step / warmup)
     if config.decay > 0 and step >= decay_start:
-        return config.lr * ((steps - step) / (steps - decay_start))
-    return config.lr
+        return peak * ((steps - step) / (steps - decay_start))
+    return peak
 
 
 def remove_parallel_(gradient: Tensor, W: Tensor) -> None:
@@ -78,7 +80,6 @@ class Optimizer:
         fused = weights.W_dec.device.type in ("cpu", "cuda")
         self.adam = torch.optim.Adam(
             [{"params": [weight]} for weight in weights],
-            lr=config.lr,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
             fused=fused,

@@ -17,6 +17,7 @@ from sampled_sae.config import Config, Positive, Seed, first_difference, read_fi
 from sampled_sae.data.harvest import HarvestStopped
 from sampled_sae.data.stream import ActivationStream
 from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.rate import as_begun, summary, with_lr
 from sampled_sae.sae import SAE
 from sampled_sae.training import checkpoint
 from sampled_sae.training.heldout import by_threshold, calibrated_threshold
@@ -95,7 +96,8 @@ class Run:
         resume: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ):
-        self.stream, self.configs, self.shared = stream, configs, shared
+        self.stream, self.given, self.shared = stream, configs, shared
+        self.configs = [with_lr(config, stream.d_in, shared.batch_size, shared.steps) for config in configs]
         self.device, self.dtype = device, dtype
         self.out, self.resume, self.say = out, resume, say
         self.restored: checkpoint.Checkpoint | None = None
@@ -128,7 +130,7 @@ class Run:
             return
         for folder, name in ((self.out, "run.json"), (self.out, "log.jsonl"), (self.out / "saes", "*")):
             remove_leftovers(folder, name)
-        description, record = self.describe(), self.out / "run.json"
+        record = self.out / "run.json"
         if not record.exists():
             if self._checkpoints.exists():
                 raise UserError(f"out = {str(self.out)!r}: holds checkpoints of another run; choose another folder")
@@ -138,6 +140,8 @@ class Run:
         content = read_file(record, "run")
         if not isinstance(content.get("config"), dict):
             raise UserError(f"{record}: not the record of a training run; choose another folder")
+        self.configs = as_begun(self.given, self.configs, content["config"].get("saes"))
+        description = self.describe()
         if difference := first_difference(content["config"], description):
             raise UserError(f"{record}: the run there has another configuration: {difference}")
         if difference := first_difference(content.get("source") or self.source, self.source):
@@ -172,6 +176,7 @@ class Run:
             self.say(f"resumed at step {self.step}")
         else:
             self.scale = input_scale(x, self.shared.input_norm)
+        self.say(summary(self.given, self.configs))
         self.first, self.begun = self.step, time.monotonic()
         if self.out is not None and not (self.out / "run.json").exists():
             self._record(finished=False)
@@ -252,7 +257,7 @@ class Run:
         return stats
 
     def _diverged(self, learner: Learner, what: str, step: int) -> UserError:
-        lr = learner.config.optimizer.lr
+        lr = learner.config.optimizer.lr or 0.0
         kept = f"; the last good checkpoint is of step {self.saved_step}" if self.saved_step >= 0 else ""
         return UserError(f"{learner.config.name}: {what} by step {step}: try a lower lr than {lr:g}{kept}")
 

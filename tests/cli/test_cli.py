@@ -177,7 +177,7 @@ def test_resume_refuses_another_configuration_and_damaged_checkpoints(acts, tmp_
     code = stop + "from sampled_sae.cli import main\nmain(sys.argv[1:])\n"
     done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 9
-    refused(run(*words, "--resume", "--lr", 0.5), "optimizer.lr was 0.001 and is now 0.5")
+    refused(run(*words, "--resume", "--lr", 0.5), "optimizer.lr was 0.06 and is now 0.5")
     for path in (out / "checkpoints").glob("*/0.safetensors"):
         path.write_bytes(path.read_bytes()[:100])
     refused(run(*words, "--resume"), "no good checkpoint is left")

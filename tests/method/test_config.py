@@ -59,7 +59,7 @@ def test_labels_and_names_are_unique():
         (lambda: Fraction(1.5), "fraction = 1.5: must be a share in (0, 1]"),
         (lambda: PoolConfig(pick="best"), "pick = 'best': must be 'top' or 'sample'"),
         (lambda: PoolConfig(size=Size(9), refresh=3, scope=Scope(tokens=2)), "refresh = 3: a pool can only be kept"),
-        (lambda: OptimizerConfig(lr=-1), "lr = -1.0: must be a positive number"),
+        (lambda: OptimizerConfig(lr=-1), "lr = -1: must be a positive number, or none"),
         (lambda: SAEConfig(64, 2.5), "k = 2.5: must be a whole number"),
         (lambda: SAEConfig("64", 4), "d_sae = '64': must be a whole number"),
         (lambda: OptimizerConfig(lr="fast"), "lr = 'fast': must be a number"),
@@ -91,7 +91,7 @@ def test_defaults_are_batchtopk_and_the_recipe():
     """docs/recipe.md; a change here changes every run that names no settings."""
     config = SAEConfig(65_536, 60)
     assert config.optimizer == OptimizerConfig(
-        lr=1e-3,
+        lr=None,
         gradient="normalize",
         cautious=True,
         beta1=0.9,

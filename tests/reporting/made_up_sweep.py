@@ -17,7 +17,7 @@ from sampled_sae.evals.core.loss import Loss
 from sampled_sae.evals.core.schema import CoreConfig, CoreResult
 from sampled_sae.evals.probing.schema import Probes, ProbingConfig, ProbingResult, Summary
 from sampled_sae.method import presets
-from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.config import OptimizerConfig, SAEConfig
 from sampled_sae.training.run import TrainConfig
 
 M, K = 64, 4
@@ -75,7 +75,8 @@ def grid(
     """BatchTopK, TopK, a pool of each score and l, and a released one."""
     made = [presets.batchtopk(M, K), presets.topk(M, K), presets.released(M, K)]
     made += [presets.sampled(M, K, score, l) for score in scores for l in ls]
-    return presets.named([replace(config, seed=seed) for config in made for seed in seeds], 0)
+    rate = OptimizerConfig(lr=1e-3)  # a trained SAE has one
+    return presets.named([replace(config, seed=seed, optimizer=rate) for config in made for seed in seeds], 0)
 
 
 def put(path: Path, content: Any) -> None:

@@ -57,7 +57,7 @@ def test_models_and_layers_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_labels_name_what_differs(tmp_path: Path) -> None:
-    base = presets.batchtopk(M, K)
+    base = presets.batchtopk(M, K, lr=1e-3)
     variants = [base, replace(base, k=8), replace(base, optimizer=OptimizerConfig(lr=3e-4))]
     for config in presets.named(variants, 0):
         write_sae(tmp_path / str(config.name), config, core=core())

@@ -3,8 +3,11 @@
 import shutil
 
 import pytest
+import torch
 
 import sampled_sae as ss
+from sampled_sae.config import read_file
+from sampled_sae.method import rate
 from sampled_sae.training import run
 from sampled_sae.training.callbacks import read_log
 
@@ -24,3 +27,22 @@ def test_a_run_without_its_checkpoints_begins_again_and_says_so(activations, tmp
     told = f"{tmp_path}: no checkpoint of this run is left; it begins again at step 0, with a new log.jsonl"
     assert capsys.readouterr().err.splitlines()[0] == told
     assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [0, 5, 10, 15, 19]
+
+
+def test_a_run_keeps_the_rate_that_it_began_with(activations, tmp_path, monkeypatch, capsys):
+    rule = ss.default_lr(16, 48, 4, 200, 20)
+    whole = ss.train(activations, ss.batchtopk(48, 4), out=tmp_path / "whole", **COMMON)
+    assert f"learning rate {rule:g}, by d_in, d_sae, K" in capsys.readouterr().err
+    assert whole.cfg.training.optimizer.lr == rule
+    assert read_log(tmp_path / "whole" / "log.jsonl")[1]["lr"] == pytest.approx(15 / 16 * rule)
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Run, "finish", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ss.train(activations, ss.batchtopk(48, 4), out=out, **COMMON)
+    monkeypatch.setattr(rate, "default_lr", lambda *_: 0.5)  # a later version with another rule
+    assert read_file(out / "run.json", "run")["config"]["saes"][0]["optimizer"]["lr"] == rule
+    with pytest.raises(ss.UserError, match=f"optimizer.lr was {rule:g} and is now 0.25"):
+        ss.train(activations, ss.batchtopk(48, 4, lr=0.25), out=out, resume=True, **COMMON)
+    resumed = ss.train(activations, ss.batchtopk(48, 4), out=out, resume=True, **COMMON)
+    assert resumed.cfg.training == whole.cfg.training and torch.equal(resumed.W_dec, whole.W_dec)

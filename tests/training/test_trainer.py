@@ -92,7 +92,7 @@ def test_calibrated_l0_is_k_on_held_out_tokens(activations):
 
 
 def test_the_log_has_what_was_promised(activations, tmp_path):
-    ss.train(activations, [ss.sampled(48, 4, l=3)], steps=30, out=tmp_path, log_every=10, **QUIET)
+    ss.train(activations, [ss.sampled(48, 4, l=3, lr=1e-3)], steps=30, out=tmp_path, log_every=10, **QUIET)
     lines = read_log(tmp_path / "log.jsonl")
     assert [line["step"] for line in lines] == [0, 10, 20, 29]
     wanted = {"loss", "fve", "l0", "threshold", "lr", "dead", "churn", "ever_pooled", "tokens_per_second", "sae"}

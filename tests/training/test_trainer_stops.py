@@ -110,7 +110,7 @@ def test_weights_that_are_not_finite_stop_the_run_and_are_never_saved(log_every,
     run = {"steps": 40, "out": tmp_path, "log_every": log_every, "checkpoint_every": 5, **QUIET}
     line = "batchtopk-s0: .* by step 15: try a lower lr than 0.001; the last good checkpoint is of step 10"
     with pytest.raises(ss.UserError, match=line):
-        ss.train(activations, [ss.batchtopk(48, 4)], **run)
+        ss.train(activations, [ss.batchtopk(48, 4, lr=1e-3)], **run)
     assert sorted(path.name[-2:] for path in (tmp_path / "checkpoints").iterdir()) == ["05", "10"]
 
 
