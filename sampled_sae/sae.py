@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from sampled_sae.formats import FORMATS, StoredSAE, hub, load, located
 from sampled_sae.formats.card import model_card
+from sampled_sae.hooks import Decoder, attach
 from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.utils.errors import UserError
@@ -189,6 +191,51 @@ class SAE(nn.Module):
         if latents is None or self.architecture.per_latent:
             return self.architecture.activate_(self, self._affine(x, latents), latents)
         return self.architecture.activate_(self, self._affine(x, None), None)[:, latents]
+
+    @contextmanager
+    def attached(
+        self,
+        model: Any,
+        hook: int | str | None = None,
+        *,
+        ablate: Sequence[int] = (),
+        steer: Mapping[int, float] | None = None,
+        clamp: Mapping[int, float] | None = None,
+        keep_error: bool = True,
+    ) -> Iterator[Any]:
+        """Within the `with` block, the model runs with this SAE in place at its hook point, at every token.
+
+        Codes z of the activations x are changed before they are decoded: those of the latents in `ablate` become 0,
+        those in `clamp` become the given value, and `steer` adds its value to the code, which moves x by that value
+        times the latent's decoder row. With `keep_error`, what the SAE does not reconstruct, x - decode(z), is added
+        again, so that unchanged codes leave the model as it is; without it, the model reads the reconstruction alone.
+
+        `model` is one of `ss.load_model` or of transformers; it is also returned. `hook` is a layer or the name of a
+        hook point, by default the one that is saved with the SAE.
+        """
+        decoder = model if isinstance(model, Decoder) else Decoder.of(model)
+        fixed, added = dict.fromkeys(ablate, 0.0) | dict(clamp or {}), dict(steer or {})
+        if twice := {*ablate} & {*(clamp or {})} | {*fixed} & {*added}:
+            raise UserError(f"latent {min(twice)}: must be in one of ablate, steer and clamp")
+        if wrong := [latent for latent in (*fixed, *added) if not 0 <= latent < self.d_sae]:
+            raise UserError(f"latent {wrong[0]}: the SAE has {self.d_sae} latents, 0 to {self.d_sae - 1}")
+        set_, add = (torch.tensor(list(one), dtype=torch.long, device=self.device) for one in (fixed, added))
+        to, by = (torch.tensor(list(one.values()), dtype=self.dtype, device=self.device) for one in (fixed, added))
+
+        def replace(x: Tensor) -> Tensor:
+            flat = x.reshape(-1, self.d_in)
+            if keep_error:
+                moved = by @ self.W_dec[add]
+                if len(set_):
+                    moved = moved + (to - self._codes(flat, set_)) @ self.W_dec[set_]
+                return (flat + moved.to(flat)).view(x.shape)
+            codes = self._codes(flat, None)
+            codes[:, set_] = to
+            codes[:, add] += by
+            return self.decode(codes).to(flat).view(x.shape)
+
+        with attach(decoder, hook, self.cfg.metadata, self.d_in, replace):
+            yield model
 
     @torch.no_grad()
     def rescale_(self, c: float) -> SAE:

@@ -11,7 +11,20 @@ import sampled_sae
 
 ROOT = Path(sampled_sae.__file__).parent
 LAYERS = (
-    *("utils", "migrations", "config", "method", "formats", "sae", "kernels", "models", "data", "training", "evals"),
+    *(
+        "utils",
+        "migrations",
+        "config",
+        "method",
+        "formats",
+        "hooks",
+        "sae",
+        "kernels",
+        "models",
+        "data",
+        "training",
+        "evals",
+    ),
     *("reporting", "browser", "api", "experiments", "cli", ""),
 )
 """Each entry may import from the ones before it; "" is the package's own `__init__` and `__main__`."""

@@ -25,7 +25,8 @@ from sampled_sae.data.contexts import ContextBank, contexts, encoder
 from sampled_sae.data.rounds import Rounds, plan_rounds
 from sampled_sae.data.stream import ActivationSource, ActivationStream, check_batch, permutation
 from sampled_sae.data.text import TextList, TextSource, as_text
-from sampled_sae.models.language_model import HookPoint, LanguageModel
+from sampled_sae.hooks import HookPoint
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.progress import telling

@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
-import operator
-import re
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from sampled_sae.hooks import At, Decoder, Hook, HookPoint, register, text_config
 from sampled_sae.utils.errors import UserError
 
-Hook = Callable[[Tensor], Tensor | None]
-"""Sees the activations [n, L, d] at a hook point; what it returns, if anything, takes their place."""
-
-
-@dataclass(frozen=True, slots=True)
-class HookPoint:
-    """Activations [n, L, d] inside a model: the input or output of one of its modules."""
-
-    module: str
-    """Path in the model, such as `model.layers.12.mlp`."""
-    side: Literal["input", "output"] = "output"
-    layer: int | None = None
-    """Number of the block, counted from 0, if this is the residual stream after it."""
-
-    @property
-    def name(self) -> str:
-        """`layer-12` for the residual stream after block 12, else the module, with `.input` for its input.
-
-        `LanguageModel.hook_point` takes it; runs at several hook points are in folders of these names.
-        """
-        if self.layer is not None:
-            return f"layer-{self.layer}"
-        return self.module if self.side == "output" else f"{self.module}.input"
-
-
-At = int | str | HookPoint  # a hook point as users name it; see `LanguageModel.hook_point`
 Point = TypeVar("Point", bound=At)
 
 
-class LanguageModel:
+class LanguageModel(Decoder):
     """tokens [n, L] -> activations at any hook point [n, L, d], or logits [n, L, vocabulary].
 
     Sequences are full: there is no padding, every token sees all tokens before it and nothing of the other
@@ -59,14 +31,14 @@ class LanguageModel:
         `bos`: whether the model expects BOS at the start of each context; by default the tokenizer decides.
         """
         config = text_config(model.config)
-        model.config.use_cache = config.use_cache = False
-        self.model: nn.Module = model.eval().requires_grad_(False)
-        self.tokenizer, self.name = tokenizer, name
+        super().__init__(model.eval().requires_grad_(False), name)
+        self.tokenizer = tokenizer
         self.bos = adds_bos(tokenizer) if bos is None else bos
-        self.path, self.blocks = find_blocks(model, name)
-        self.width = int(config.hidden_size)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.context: int | None = getattr(config, "max_position_embeddings", None)
+        accepted = inspect.signature(model.forward).parameters.values()
+        cached = any(one.name == "use_cache" or one.kind is one.VAR_KEYWORD for one in accepted)
+        self._options = {"use_cache": False} if cached and hasattr(config, "use_cache") else {}
         # Hooks are the model's, not a pass's: two passes at once would see each other's.
         self._one_pass = threading.Lock()
 
@@ -77,7 +49,10 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        """Where tokens go: the first weight's device, or the one that accelerate loads it to."""
+        first = next(self.model.parameters())
+        hook = getattr(self.model.get_input_embeddings(), "_hf_hook", None) if first.is_meta else None  # type: ignore[operator]
+        return first.device if hook is None else torch.device(hook.execution_device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -93,53 +68,6 @@ class LanguageModel:
         for block in self.blocks:
             # The forward method, not the module: hooks stay outside of what is compiled.
             block.forward = torch.compile(block.forward, dynamic=False)
-
-    def hook_point(self, at: At) -> HookPoint:
-        """The hook point that a user means.
-
-        A number is the residual stream after that block. A name is the path of a module, which stands for its output,
-        or with `.input` behind it for its input (`model.layers.12.input` is the residual stream before block 12);
-        SAELens' `blocks.12.hook_resid_post` and `hook_resid_pre` are known too.
-        """
-        if isinstance(at, HookPoint):
-            at = at.name
-        if not isinstance(at, str):
-            number = self.check_layer(at)
-            return HookPoint(f"{self.path}.{number}", layer=number)
-        known = re.fullmatch(r"layer-(\d+)|blocks\.(\d+)\.hook_resid_(post|pre)", at)
-        if known and known[3] == "pre":
-            return HookPoint(f"{self.path}.{self.check_layer(int(known[2]))}", "input")
-        if known:
-            return self.hook_point(int(known[1] or known[2]))
-        modules = {path for path, _ in self.model.named_modules()} - {""}
-        module, _, side = at.rpartition(".")
-        if at in modules or side not in ("input", "output"):
-            module, side = at, "output"
-        if module not in modules:
-            near = difflib.get_close_matches(module, sorted(modules), n=3, cutoff=0.3)
-            raise UserError(f"hook = {at!r}: {self.name} has no such module; the nearest are {', '.join(near)}")
-        block = module.removeprefix(f"{self.path}.")
-        if side == "output" and block.isdigit():
-            return HookPoint(module, layer=int(block))
-        return HookPoint(module, "input" if side == "input" else "output")
-
-    def saelens_hook_name(self, at: At) -> str:
-        """The same point as SAELens names it, such as `blocks.6.hook_resid_post`; else its own name."""
-        hook = self.hook_point(at)
-        if hook.layer is not None:
-            return f"blocks.{hook.layer}.hook_resid_post"
-        number = hook.module.removeprefix(f"{self.path}.")
-        return f"blocks.{number}.hook_resid_pre" if number.isdigit() else hook.name
-
-    def check_layer(self, layer: int) -> int:
-        """The layer as a plain int, or one line with the number of layers."""
-        try:
-            number = operator.index(layer)
-        except TypeError:
-            raise UserError(f"layer = {layer!r}: must be a whole number") from None
-        if not 0 <= number < self.layers:
-            raise UserError(f"layer = {number}: {self.name} has {self.layers} layers, 0 to {self.layers - 1}")
-        return number
 
     def width_at(self, at: At) -> int:
         """Width d of the activations at a hook point."""
@@ -187,11 +115,22 @@ class LanguageModel:
 
         return self._forward(tokens, {self.hook_point(at): hook}).logits
 
+    @torch.no_grad()
+    def generate(self, prompt: str, **settings: Any) -> str:
+        """The model's continuation of a text; `settings` are those of transformers' `generate`, greedy by default."""
+        text = self.tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        before = torch.full((1, int(self.bos)), self.tokenizer.bos_token_id or 0, dtype=text.dtype)
+        tokens = torch.cat((before, text), dim=1)
+        self._check_tokens(tokens)
+        options = {"do_sample": False, "use_cache": True, "attention_mask": torch.ones_like(tokens).to(self.device)}
+        out: Any = self.model.generate(tokens.to(self.device), **options | settings)  # type: ignore[operator]
+        return str(self.tokenizer.decode(out[0, tokens.shape[1] :], skip_special_tokens=True))
+
     def _forward(self, tokens: Tensor, hooks: Mapping[HookPoint, Hook]) -> Any:
         self._check_tokens(tokens)
         try:
             with self._one_pass, self._hooked(hooks, tokens.shape):
-                return self.model(input_ids=tokens.to(self.device, non_blocking=True))
+                return self.model(input_ids=tokens.to(self.device, non_blocking=True), **self._options)
         except torch.cuda.OutOfMemoryError:
             n, length = tokens.shape
             raise UserError(
@@ -225,7 +164,7 @@ class LanguageModel:
             ran.add(point)
             return hooks[point](stream)
 
-        handles = [_register(self.model.get_submodule(at.module), at.side, partial(see, at)) for at in hooks]
+        handles = [register(self.model, at, partial(see, at)) for at in hooks]
         try:
             yield
             if missing := [point.name for point in hooks if point not in ran]:
@@ -236,29 +175,6 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.name}: {self.layers} layers of width {self.width}, {self.dtype} on {self.device})"
-
-
-def _register(module: nn.Module, side: str, hook: Hook) -> Any:
-    """Have torch show `hook` the activations in a module's output or input, and put what it returns there.
-
-    The input is the first argument, or `hidden_states`, by which attention layers are called.
-    """
-
-    def after(module: nn.Module, inputs: Any, output: Any) -> Any:
-        if not isinstance(output, tuple):
-            return hook(output)
-        new = hook(output[0])
-        return None if new is None else (new, *output[1:])
-
-    def before(module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
-        new = hook(inputs[0] if inputs else named.get("hidden_states", torch.empty(0)))
-        if new is None:
-            return None
-        return ((new, *inputs[1:]), named) if inputs else (inputs, named | {"hidden_states": new})
-
-    if side == "output":
-        return module.register_forward_hook(after)
-    return module.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def adds_bos(tokenizer: Any) -> bool:
@@ -273,34 +189,3 @@ def adds_bos(tokenizer: Any) -> bool:
 
 class _Enough(Exception):
     """Ends a forward pass when all activations are captured."""
-
-
-def text_config(config: Any) -> Any:
-    """The configuration of the part that reads text: models of text and images keep it in a part of theirs."""
-    return getattr(config, "text_config", None) or config
-
-
-def find_blocks(model: Any, name: str) -> tuple[str, nn.ModuleList]:
-    """The decoder's blocks and their path: the list in it that is as long as its configuration counts layers.
-
-    Lists inside the blocks (experts, for instance) do not count; of several lists, those of one kind of module do.
-    """
-    wanted = getattr(text_config(model.config), "num_hidden_layers", None)
-    decoder = model.get_decoder()
-    inside = set((decoder if isinstance(decoder, nn.Module) else model).modules())
-    lists = {
-        path: module
-        for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and module in inside and len(module) == wanted
-    }
-    outer = {path: blocks for path, blocks in lists.items() if not any(path.startswith(f"{p}.") for p in lists)}
-    if len(outer) > 1:
-        outer = {path: blocks for path, blocks in outer.items() if len({type(block) for block in blocks}) == 1}
-    if len(outer) != 1:
-        found = ", ".join(outer) or "none"
-        raise UserError(
-            f"model = {name!r}: cannot find its blocks in {type(model).__name__}; exactly one list of {wanted} modules "
-            f"was expected, found: {found}"
-        )
-    [(path, blocks)] = outer.items()
-    return path, blocks

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from sampled_sae.config import require
-from sampled_sae.models.language_model import LanguageModel, text_config
+from sampled_sae.hooks import text_config
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.system import usable_device
 from sampled_sae.utils.third_party import look_up, package, packaged_file, quiet, reason

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from sampled_sae.models.language_model import LanguageModel, find_blocks
+from sampled_sae.hooks import find_blocks
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 from tests.models.tiny_models import CONTEXT, WIDTH, WORDS, make_model
 

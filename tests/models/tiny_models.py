@@ -8,7 +8,7 @@ import transformers
 from gguf import GGUFWriter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from sampled_sae.models.language_model import find_blocks
+from sampled_sae.hooks import find_blocks
 
 LAYERS, WIDTH, HEADS, CONTEXT = 3, 16, 2, 64
 MERGES = [("t", "h"), ("th", "e")]

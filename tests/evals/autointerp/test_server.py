@@ -47,7 +47,6 @@ def server(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("smollm2")
     lm = load_model("smollm2", "cpu", torch.bfloat16)
-    lm.model.config.use_cache = True
     lm.model.save_pretrained(folder)
     lm.tokenizer.save_pretrained(folder)
     del lm
