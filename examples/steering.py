@@ -3,8 +3,8 @@
     python examples/steering.py --out runs/example
 
 Trains an SAE of SmolLM2's layer 12 on Python's standard library, or loads the one that examples/train_and_evaluate.py
-left in the folder, finds the latent that fires on the given words and not on others, and prints how the model continues a
-prompt without and with it. Needs no network; takes a few minutes on two cores without a trained SAE.
+left in the folder, finds the latent that fires on the given words and not on others, and prints how the model continues
+a prompt without and with it. Needs no network; takes a few minutes on two cores without a trained SAE.
 """
 
 from __future__ import annotations
