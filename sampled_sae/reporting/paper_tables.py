@@ -22,10 +22,11 @@ from typing import Any
 
 from sampled_sae.reporting.collect import Found, Saved, dicts, part
 from sampled_sae.reporting.comparison import OLD_UNIQUE, UNIQUE_COLUMNS, Content, feature_table, note_of
-from sampled_sae.reporting.sweep import BASE, Configuration, Sweep
+from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, winner
 from sampled_sae.reporting.synthetic import columns, configurations, data_line, data_table
 from sampled_sae.reporting.tables import Missing
-from sampled_sae.utils.measures import Column, Table, best_of, number
+from sampled_sae.utils.measures import Column, Table, number
+from sampled_sae.utils.paired import leaders
 
 SCORES = ("entropy", "squared_l2", "l2", "uniform")  # the paper's four, in the order of its tables
 TITLES = {
@@ -123,7 +124,7 @@ def _probing(sweep: Sweep, before: str) -> Table | Missing:
     bold: set[tuple[int, int]] = set()
     for k in ks:
         values = [row.mean(("values", f"probing_{k}")) for row in chosen]
-        bold |= {(len(rows) + index, 3) for index in best_of(values, 4)}
+        bold |= {(len(rows) + index, 3) for index in winner(chosen, ("values", f"probing_{k}"), "high")}
         labels = [[k, title_of(row.label), row.mean(("values", "fvu"))] for row in chosen]
         rows += [[*label, value] for label, value in zip(labels, values, strict=True)]
     rules = range(0, len(rows), len(chosen))
@@ -266,7 +267,7 @@ ACROSS = "MMCS of BatchTopK's features with those of each other SAE"
 def _seeds(content: Content, after: str) -> Table | Missing:
     """One row for each configuration of several seeds: the first seed against the others."""
     name = f"paper-mmcs{after}"
-    rows = []
+    rows, measured = [], []
     for agreement in dicts(content, "seeds"):
         label = str(agreement.get("group"))
         values, base = _from_base(content, label)
@@ -274,6 +275,7 @@ def _seeds(content: Content, after: str) -> Table | Missing:
             deviation = statistics.stdev(values) if len(values) > 1 else None
             chance = number(agreement.get("random"))
             rows.append([title_of(label), statistics.fmean(values), deviation, len(values), base, chance])
+            measured.append({(index,): value for index, value in enumerate(values)})
     if not rows:
         return Missing(name, SEEDS, "no configuration was compared in two seeds; train with --seeds 0 1 2")
     digits = {"Sampling method": None, "MMCS": 3, "std": 3, "n": None, "base seed": None, "chance": 3}
@@ -282,8 +284,8 @@ def _seeds(content: Content, after: str) -> Table | Missing:
         "Mean over the base seed's latents of the largest cosine with any latent of another seed, mean over the n "
         "other seeds. Chance is the MMCS of as many random directions."
     )
-    marked = best_of([row[1] for row in rows], 3)
-    return Table(heads, rows, name, SEEDS, note, frozenset((index, 1) for index in marked))
+    best = leaders(measured, "high")
+    return Table(heads, rows, name, SEEDS, note, frozenset((index, 1) for index in best if len(best) == 1))
 
 
 def _from_base(content: Content, label: str) -> tuple[list[float], Any]:

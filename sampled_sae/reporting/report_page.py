@@ -17,9 +17,10 @@ from sampled_sae.reporting.comparison import compare_part
 from sampled_sae.reporting.figures import PAIRS, REFERENCE, Styles, about, marker, plain, value_text
 from sampled_sae.reporting.pages import Figure, Mark, bold, render, several, training
 from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, key_of
-from sampled_sae.reporting.tables import Missing
+from sampled_sae.reporting.tables import Missing, range_of, text_of
 from sampled_sae.utils.files import write_text
-from sampled_sae.utils.measures import Metric, Table, listed
+from sampled_sae.utils.measures import Column, Metric, Table, listed
+from sampled_sae.utils.paired import leaders
 from sampled_sae.utils.progress import clock
 
 FIRST_PANELS = ("probing_5", "over_10_percent")  # metrics whose panels are shown first, if there are any: the paper's
@@ -101,17 +102,25 @@ def _facts(sweep: Sweep) -> Iterator[tuple[str, str]]:
         yield "Text", listed(list(dict.fromkeys(texts)))
 
 
-def _winners(sweep: Sweep) -> Iterator[tuple[Metric, str, float, float | None]]:
-    """The best configurations by each headline metric, their value, and BatchTopK's."""
+def _winners(sweep: Sweep) -> Iterator[tuple[Metric, str, str, str]]:
+    """By each headline metric the clear winner, or the rows that no difference over seeds tells apart from the best;
+    the best value with its range, and BatchTopK's."""
     for metric in sweep.metrics:
-        rows = sweep.having(metric)
+        rows, key = sweep.having(metric), key_of(metric)
         if not (metric.headline and metric.better and rows):
             continue
-        means = [round(row.mean(key_of(metric)) or 0.0, metric.digits) for row in rows]
-        top = min(means) if metric.better == "low" else max(means)
-        names = [row.label for row, mean in zip(rows, means, strict=True) if mean == top]
-        base = next((row.mean(key_of(metric)) for row in rows if row.group == BASE), None)
-        yield metric, "all the same" if len(names) == len(rows) else listed(names), top, base
+        best = leaders([row.by_seed(key) for row in rows], metric.better) or [0]
+        names = [f"{rows[index].label} (n = {len(rows[index].by_seed(key))})" for index in best]
+        base = next((_with_range(row, metric) for row in rows if row.group == BASE), "-")
+        text = names[0] if len(best) == 1 else f"no clear winner: {listed(names)}"
+        yield metric, text, _with_range(rows[best[0]], metric), base
+
+
+def _with_range(row: Configuration, metric: Metric) -> str:
+    """The mean over seeds and, of several, the smallest and the largest."""
+    stat, column = row.stat(key_of(metric)), Column(metric.title, metric.digits)
+    ends = range_of(stat, column)
+    return text_of(stat, column) + (f" ({' to '.join(ends)})" if ends else "")
 
 
 def _coverage(sweep: Sweep) -> Iterator[tuple[str, int, str]]:

@@ -11,7 +11,8 @@ from sampled_sae.method import presets
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.reporting.collect import Found, Kind, Log, Saved, kinds, part
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.measures import Column, Metric, Stat, Table, best_of, find, listed, number, shown
+from sampled_sae.utils.measures import Better, Column, Metric, Stat, Table, find, listed, number, shown
+from sampled_sae.utils.paired import leaders
 
 Key = str | tuple[str, str]  # a field of a run, or a field inside a field, as ("recovery", "LF+HA")
 
@@ -30,6 +31,10 @@ class Configuration:
         values = [value for run in self.runs if (value := field(run, key)) is not None]
         return Stat(sum(values) / len(values), min(values), max(values)) if values else None
 
+    def by_seed(self, key: Key) -> dict[tuple[Any], float]:
+        """The number of each run that has it, by the run's seed."""
+        return {(run.get("seed"),): value for run in self.runs if (value := field(run, key)) is not None}
+
     def mean(self, key: Key) -> float | None:
         """The mean over the runs, or None."""
         stat = self.stat(key)
@@ -43,15 +48,18 @@ def field(record: Any, key: Key) -> float | None:
     return number(record)
 
 
+def winner(rows: Sequence[Configuration], key: Key, better: Better | None) -> list[int]:
+    """Index of the row that is clearly better than all others, over seeds; empty if there is none."""
+    found = leaders([row.by_seed(key) for row in rows], better)
+    return found if len(found) == 1 else []
+
+
 def table_of(rows: Sequence[Configuration], columns: Mapping[Key, Column], name: str = "") -> Table:
-    """A row per configuration with means and ranges over seeds; the best of each column is bold."""
-    cells = [[row.stat(key) for key in columns] for row in rows]
+    """A row per configuration with means and ranges over seeds; a clear winner of a column is bold."""
+    lines = [[row.label, *(row.stat(key) for key in columns)] for row in rows]
     bold = {
-        (r, c)
-        for c, (column, stats) in enumerate(zip(columns.values(), zip(*cells, strict=True), strict=False), start=1)
-        for r in best_of([stat and stat.mean for stat in stats], column.digits or 0, column.better)
+        (r, c) for c, (key, column) in enumerate(columns.items(), start=1) for r in winner(rows, key, column.better)
     }
-    lines = [[row.label, *line] for row, line in zip(rows, cells, strict=True)]
     return Table([Column("SAE"), *columns.values()], lines, name, bold=frozenset(bold))
 
 

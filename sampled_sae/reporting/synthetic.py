@@ -352,7 +352,7 @@ def print_results(results: dict[str, Any], console: Console | None = None) -> No
     table = table_of(rows, shown)
     seeds = max((len(row.runs) for row in rows), default=0)
     over = f"; means over up to {seeds} seeds" if seeds > 1 else ""
-    note = f"* best of its column; L0 by threshold; buckets: share of true features recovered{over}"
+    note = f"* clearly best of its column, over seeds; L0 by threshold; buckets: share of true features recovered{over}"
     console.print(safe("Data", "bold"), drawn(data_table(results)), safe(data_line(results)), "", sep="\n")
     console.print(safe("Results", "bold"), drawn(table, dense=True), safe(note), "", sep="\n")
     console.print(safe(summary(results, lambda label: f"'{label}'")))

@@ -90,16 +90,6 @@ class Table(NamedTuple):
     rules: frozenset[int] = frozenset()  # rows with a horizontal line above them
 
 
-def best_of(values: Sequence[float | None], digits: int, better: Better | None = "high") -> set[int]:
-    """Indices of the best value after rounding; empty if neither end is better or all known values are equal."""
-    rounded = [None if value is None else round(value, digits) for value in values]
-    known = [value for value in rounded if value is not None]
-    if better is None or len(set(known)) < 2:
-        return set()
-    best = max(known) if better == "high" else min(known)
-    return {index for index, value in enumerate(rounded) if value == best}
-
-
 HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that break a line, or change the direction of what stands around them, without being seen."""
 

@@ -59,7 +59,18 @@ def test_everything_is_there(tmp_path: Path) -> None:
 def test_best_values_name_the_right_sae(tmp_path: Path) -> None:
     text = html(write_sweep(tmp_path))
     row = text.split("FVU<small>lowest</small></th>", 1)[1].split("</tr>", 1)[0]
-    assert row == "<td>batchtopk</td><td>0.102</td><td>0.102</td>"
+    value = "<td>0.102 (0.100 to 0.104)</td>"
+    assert row == "<td>batchtopk (n = 2)</td>" + 2 * value
+
+
+def test_no_winner_within_noise_or_with_one_seed(tmp_path: Path) -> None:
+    noisy = html(write_sweep(tmp_path / "noisy"))
+    row = noisy.split("k\u00a0=\u00a05<small>highest</small></th>", 1)[1].split("</tr>", 1)[0]
+    assert "no clear winner: " in row and "(n = 2)" in row
+    alone = html(write_sweep(tmp_path / "alone", seeds=(0,)))
+    row = alone.split("FVU<small>lowest</small></th>", 1)[1].split("</tr>", 1)[0]
+    assert "no clear winner: batchtopk (n = 1), " in row and "(n = 1) and 5 more" in row
+    assert 'class="best' not in alone and 'class="best' in html(write_sweep(tmp_path / "two"))
 
 
 def test_the_explorer_has_the_numbers_of_the_files(tmp_path: Path) -> None:

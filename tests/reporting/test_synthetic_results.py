@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from sampled_sae.reporting.synthetic import columns, configurations, ranked, summary
-from sampled_sae.utils.measures import best_of, form
+from sampled_sae.utils.measures import form
 from tests.reporting.made_up import results, sae
-
-
-def test_best_is_judged_as_written() -> None:
-    assert best_of([0.501, 0.499, None, 0.3], 2, "high") == {0, 1}
-    assert best_of([0.5, 0.3], 2, "low") == {1}
-    assert best_of([0.5, 0.3], 2, None) == set()
-    assert best_of([0.5, 0.5], 2, "high") == set()
 
 
 def test_all_features_are_weighed_by_bucket_size() -> None:

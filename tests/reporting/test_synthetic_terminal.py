@@ -32,9 +32,10 @@ def test_data_comes_first() -> None:
 
 
 def test_one_row_a_configuration_with_means() -> None:
-    text = printed(results(*(sae("a", seed, fve_train=0.1 * seed) for seed in range(3)), sae("b", dead=0.5)))
+    ours = [sae("a", seed, fve_train=0.1 * seed) for seed in range(3)]
+    text = printed(results(*ours, *(sae("b", seed, dead=0.5 + seed / 100) for seed in range(3))))
     assert row(text, "a ")[:5] == ["0.100", "0.750", "0.700", "60.0", "0.10*"]
-    assert row(text, "b ")[:5] == ["0.800*", "0.750", "0.700", "60.0", "0.50"]
+    assert row(text, "b ")[:5] == ["0.800*", "0.750", "0.700", "60.0", "0.51"]
     assert "means over up to 3 seeds" in " ".join(text.split())
 
 
@@ -58,9 +59,14 @@ def test_fits_the_width(width: int) -> None:
     assert text.count("0.750") >= 3 and "…" not in text
 
 
+def ahead() -> list[dict[str, Any]]:
+    """`b` is ahead in both seeds by the same amount."""
+    return [sae(label, seed, fve_train=value) for seed in (0, 1) for label, value in (("a", 0.8), ("b", 0.9))]
+
+
 def test_plain_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    print_results(results(sae("a"), sae("b", fve_train=0.9)))
+    print_results(results(*ahead()))
     text = capsys.readouterr().out
     assert "\x1b" not in text
     assert row(text, "b ")[0] == "0.900*"
@@ -68,7 +74,7 @@ def test_plain_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
 
 
 def test_color_in_a_terminal() -> None:
-    assert "\x1b[1;32m0.900*" in printed(results(sae("a"), sae("b", fve_train=0.9)), terminal=True)
+    assert "\x1b[1;32m0.900*" in printed(results(*ahead()), terminal=True)
 
 
 @pytest.mark.parametrize("label", ["[red]x[/red]", "[/]", "<b>x", "x\x1b[31my"])
@@ -76,6 +82,14 @@ def test_hostile_labels_stay_text(label: str) -> None:
     text = printed(results(sae(label), sae("b")))
     assert label.replace("\x1b", "?") in text
     assert "\x1b" not in text
+
+
+def test_without_several_seeds_there_is_no_winner() -> None:
+    assert "*" not in row(printed(results(sae("a"), sae("b", fve_train=0.9))), "b ")[0]
+    noisy = [
+        sae(label, seed, fve_train=0.8 + (seed == other) / 10) for other, label in enumerate("ab") for seed in (0, 1)
+    ]
+    assert "*" not in " ".join(row(printed(results(*noisy)), "b "))
 
 
 def test_one_sae_has_no_best() -> None:
