@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sampled_sae.browser.neuronpedia import NeuronpediaConfig
     from sampled_sae.config import Config
     from sampled_sae.data.harvest import ModelActivations
-    from sampled_sae.data.text import TextSource
+    from sampled_sae.data.text import Text, TextList, TextSource
     from sampled_sae.evals.session import Request
     from sampled_sae.evals.similarity.evaluate import Comparison
     from sampled_sae.evals.similarity.members import SimilarityConfig
@@ -63,7 +63,7 @@ def load_model(
 
 def activations(
     model: LanguageModel | PathLike | tuple[Any, Any],
-    text: str | TextSource,
+    text: Text,
     layer: int | Sequence[int] | None = None,
     *,
     hook: str | Sequence[str] | None = None,
@@ -171,7 +171,7 @@ def evaluate(
     model: LanguageModel | PathLike | None = None,
     evals: str | Config | Request | Sequence[str | Config | Request] = ("core",),
     *,
-    text: str | TextSource | None = None,
+    text: Text | None = None,
     out: PathLike | None = None,
     redo: bool = False,
     layer: int | None = None,
@@ -188,9 +188,12 @@ def evaluate(
     from sampled_sae.evals.results import find_saes, names_of
     from sampled_sae.evals.session import evaluate_saes
     from sampled_sae.reporting.tables import write_tables
+    from sampled_sae.utils.files import check_writable
 
     with _on_disk(saes) as folders:
         found = find_saes(folders)
+        if out is not None:
+            check_writable(Path(out))
         results = evaluate_saes(
             found,
             str(model) if isinstance(model, Path) else model,
@@ -279,7 +282,7 @@ class Browser(NamedTuple):
 def browse(
     sae: SAE | PathLike,
     model: LanguageModel | PathLike | None,
-    text: str | TextSource,
+    text: Text,
     out: PathLike,
     *,
     tokens: int = 200_000,
@@ -304,25 +307,31 @@ def browse(
     from sampled_sae.browser.neuronpedia import NeuronpediaConfig, write_neuronpedia
     from sampled_sae.browser.write import make_page, write_browser
     from sampled_sae.config import require
-    from sampled_sae.data.text import TextSource
+    from sampled_sae.data.text import as_text
+    from sampled_sae.evals.results import read_unique
     from sampled_sae.evals.session import layer_of, named
-    from sampled_sae.utils.files import make_folder
+    from sampled_sae.models import load
+    from sampled_sae.models.language_model import LanguageModel
+    from sampled_sae.utils.files import check_writable
     from sampled_sae.utils.progress import Stages
     from sampled_sae.utils.system import usable_device
 
     require(tokens >= 1, "tokens", tokens, "must be at least 1")
-    source = TextSource(text) if isinstance(text, str) else text
+    source = as_text(text)
     source.documents()  # reports a missing text before the model is loaded
     place, settings, bars = usable_device(device), config or BrowseConfig(), Stages()
     with _on_disk([sae] if other is None else [sae, other]) as folders:
         loaded, second = SAE.load(folders[0], place), None if other is None else SAE.load(folders[1], place)
         name = named(loaded.cfg, "model_name", model, "model", folders[0])
         position = layer_of(loaded.cfg, layer, folders[0])
-        make_folder(Path(out))
-        read = load_model(name, place, dtype)
+        listed = None if comparison is None else Path(comparison)
+        if listed is not None:
+            read_unique(listed, folders[0], loaded.d_sae)
+        for folder in (out, *([] if neuronpedia is None else [neuronpedia])):
+            check_writable(Path(folder))
+        read = name if isinstance(name, LanguageModel) else load.load_model(name, place, dtype, [position])
         try:
             contexts = _first_contexts(loaded, read, source, tokens, context)
-            listed = None if comparison is None else Path(comparison)
             page = make_page(
                 *(loaded, read, position, contexts, settings),
                 text=source.name,
@@ -386,7 +395,7 @@ def _on_disk(saes: SAEs) -> Iterator[list[Path]]:
         yield folders
 
 
-def _first_contexts(sae: SAE, model: LanguageModel, text: TextSource, tokens: int, length: int) -> Tensor:
+def _first_contexts(sae: SAE, model: LanguageModel, text: TextSource | TextList, tokens: int, length: int) -> Tensor:
     """The text's first contexts [n, length]; all of them where they have fewer than `tokens` tokens."""
     from sampled_sae.data.contexts import TextConfig, contexts
 

@@ -90,13 +90,7 @@ class Decoder:
 
     def check_layer(self, layer: int) -> int:
         """The layer as a plain int, or one line with the number of layers."""
-        try:
-            number = operator.index(layer)
-        except TypeError:
-            raise UserError(f"layer = {layer!r}: must be a whole number") from None
-        if not 0 <= number < len(self.blocks):
-            raise UserError(f"layer = {number}: {self.name} has {len(self.blocks)} layers, 0 to {len(self.blocks) - 1}")
-        return number
+        return check_layer(layer, len(self.blocks), self.name)
 
     def saelens_hook_name(self, at: At) -> str:
         """The same point as SAELens names it, such as `blocks.6.hook_resid_post`; else its own name."""
@@ -202,6 +196,17 @@ def attach(decoder: Decoder, at: At | None, metadata: Mapping[str, Any], width: 
         yield
     finally:
         handle.remove()
+
+
+def check_layer(layer: Any, count: int, name: str) -> int:
+    """The layer of a model with `count` layers as a plain int, or one line."""
+    try:
+        number = operator.index(layer)
+    except TypeError:
+        raise UserError(f"layer = {layer!r}: must be a whole number") from None
+    if not 0 <= number < count:
+        raise UserError(f"layer = {number}: {name} has {count} layers, 0 to {count - 1}")
+    return number
 
 
 def text_config(config: Any) -> Any:

@@ -13,6 +13,7 @@ import tyro
 from sampled_sae.data.buffer import HarvestConfig
 from sampled_sae.data.text import TextSource
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import check_writable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,10 @@ class Cache:
     def run(self) -> None:
         from sampled_sae.data import cache
 
+        # Before the language model is loaded.
+        cache.CacheConfig(self.tokens, self.shard_tokens, self.heldout_tokens, self.seed)
+        if not self.only_size:
+            check_writable(self.out)
         source = self.collect.activations(self.device)
         width = sum(source.model.width_at(hook) for hook in source.config.hooks)
         size = cache.bytes_needed(self.tokens, width, self.shard_tokens)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampled_sae.config import Config, Count, Positive, first_difference, read_file, require, write_file
+from sampled_sae.config import Config, Count, Positive, Seed, first_difference, read_file, require, write_file
 from sampled_sae.data import shards
 from sampled_sae.data.stream import END, ActivationSource, Rows, check_batch
 from sampled_sae.utils.errors import UserError
@@ -44,6 +44,10 @@ class CacheConfig(Config):
     """Tokens whose activations are kept."""
     shard_tokens: Positive = SHARD_TOKENS
     """Tokens per file; an interruption loses less than one file."""
+    heldout_tokens: Positive = 65_536
+    """Tokens at the start of the text that are left out."""
+    seed: Seed = 0
+    """Seed of the order."""
 
     def sizes(self) -> list[int]:
         """Tokens of each shard; only the last may have fewer."""
@@ -67,6 +71,7 @@ def write(
     progress: bool = True,
 ) -> Path:
     """Write the activations of a source, without its held-out tokens, in the order in which it gives them."""
+    CacheConfig(tokens, shard_tokens, heldout_tokens, seed)
     if (Path(folder) / INDEX).exists():  # it may have been begun with another size of the buffer
         source = source.as_begun(_Index.read(Path(folder)).description)
     streams = source.open(source.cache_batch, heldout_tokens, seed)

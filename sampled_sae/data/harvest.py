@@ -24,7 +24,7 @@ from sampled_sae.data.buffer import SMALLEST, HarvestConfig, bytes_needed, conte
 from sampled_sae.data.contexts import ContextBank, contexts, encoder
 from sampled_sae.data.rounds import Rounds, plan_rounds
 from sampled_sae.data.stream import ActivationSource, ActivationStream, check_batch, permutation
-from sampled_sae.data.text import TextList, TextSource, as_text
+from sampled_sae.data.text import Text, TextList, TextSource, as_text
 from sampled_sae.hooks import HookPoint
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
@@ -43,7 +43,7 @@ class HarvestStopped(Interrupted):
 
 def model_activations(
     model: LanguageModel | str | Path | tuple[Any, Any],
-    text: str | Path | TextSource | Iterable[str],
+    text: Text,
     layer: int | Sequence[int] | None = None,
     *,
     hook: str | Sequence[str] | None = None,
@@ -70,7 +70,7 @@ def model_activations(
     source = as_text(text)
     source.documents()
     if not isinstance(model, LanguageModel):
-        model = load_model(model, device, dtype)
+        model = load_model(model, device, dtype, layers)
     return ModelActivations(model, source, config, progress)
 
 

@@ -85,7 +85,11 @@ class TextList:
         return _with_text(self.texts, self.name)
 
 
-def as_text(text: str | Path | TextSource | TextList | Iterable[str]) -> TextSource | TextList:
+Text = str | Path | TextSource | TextList | Iterable[str]
+"""A text as users give it."""
+
+
+def as_text(text: Text) -> TextSource | TextList:
     """A text as users give it: by name, or as a list of documents."""
     if isinstance(text, TextSource | TextList):
         return text

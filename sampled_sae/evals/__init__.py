@@ -93,6 +93,10 @@ class Evaluation(ABC):
         """The contexts that are read with these settings."""
         return Contexts()
 
+    def check(self, config: Any) -> None:
+        """Raise the errors that need no language model; called before it is loaded."""
+        return
+
     def files(self, config: Any) -> Sequence[str]:
         """Paths read besides the text; if their content changes, results are measured again."""
         return ()

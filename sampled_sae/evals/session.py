@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sampled_sae.config import plain
 from sampled_sae.data.contexts import TextConfig, contexts
-from sampled_sae.data.text import TextSource
+from sampled_sae.data.text import Text, TextList, TextSource, as_text
 from sampled_sae.evals import Evaluation, Job, chosen, registry
 from sampled_sae.evals.reading import own_layer
 from sampled_sae.evals.results import find_saes, fingerprint, read_result, write_result
@@ -38,7 +38,7 @@ from sampled_sae.utils.system import git_commit, usable_device, versions
 CONTEXTS = 64  # contexts that are read by default
 USED = 0.5  # share of the free memory that the SAEs measured at once may take, with what is kept of them
 KEPT = 2**14  # bytes per latent that an evaluation keeps of one SAE, at most: the nonzero codes of texts
-Load = Callable[[str, torch.device, torch.dtype], LanguageModel]
+Load = Callable[[str, torch.device, torch.dtype, Sequence[int]], LanguageModel]
 
 
 class Subject(NamedTuple):
@@ -113,7 +113,7 @@ def evaluate_saes(
     model: LanguageModel | str | None,
     evals: Sequence[Any] = ("core",),
     *,
-    text: TextSource | str | None = None,
+    text: Text | None = None,
     layer: int | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -126,7 +126,7 @@ def evaluate_saes(
     `layer` is for SAEs that do not name theirs. Results of SAEs in folders are kept there, and not measured again if
     they were measured in the same way, unless `redo`.
     """
-    text = TextSource(text) if isinstance(text, str) else text
+    text = None if text is None else as_text(text)
     asked = requests(evals)
     for request in asked:
         if request.evaluation.needs.text and text is None:
@@ -148,8 +148,9 @@ class Session:
     device: torch.device
     dtype: torch.dtype
     layer: int | None
-    text: TextSource | None
+    text: TextSource | TextList | None
     _load: Load = load_model
+    _layers: list[int] = field(default_factory=list)  # those that are measured
     _results: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  # by label and evaluation
 
     @cached_property
@@ -160,16 +161,21 @@ class Session:
         names = {str(named(sae.cfg, "model_name", self._model, "model", sae.label)) for sae in self.saes}
         if len(names) > 1:
             raise UserError(f"folders: SAEs of several models ({', '.join(sorted(names))}); evaluate each on its own")
-        return self._load(names.pop(), self.device, self.dtype)
+        return self._load(names.pop(), self.device, self.dtype, self._layers)
 
     def evaluate(self, asked: Sequence[Request], redo: bool = False) -> list[dict[str, Any]]:
         """Measure what is left; for each SAE its results by evaluation."""
         left = {r: [s for s in self.saes if redo or not self._reuse(s, r)] for r in asked}
         todo = {sae.label: sae for saes in left.values() for sae in saes}
         layers = {label: layer_of(sae.cfg, self.layer, label) for label, sae in todo.items()}
-        for request, saes in left.items():
+        self._layers = sorted(set(layers.values()))
+        for request, saes in left.items():  # what is refused is known before the model is loaded
+            if saes:
+                request.evaluation.check(request.config)
             for sae in saes if request.evaluation.needs.text else ():
-                self._count(request, sae)  # what is refused is known before the model is loaded
+                self._count(request, sae)
+                if self.text is not None:
+                    self.text.documents()
         for request, saes in left.items():
             self._measure(request, saes, layers)
         return [{r.evaluation.name: self._results[sae.label, r.evaluation.name] for r in asked} for sae in self.saes]
@@ -185,8 +191,12 @@ class Session:
         about |= {"model_dtype": str(self.dtype).removeprefix("torch."), "device": self.device.type}
         evaluation = request.evaluation
         if evaluation.needs.text and self.text is not None:
-            text = {"text": self.text.name, "text_field": self.text.field, "split": self.text.split}
-            about |= text | {"subset": self.text.subset, "files": stamps([self.text.name])}
+            about["text"] = self.text.name
+            if isinstance(self.text, TextSource):
+                about |= {"text_field": self.text.field, "split": self.text.split, "subset": self.text.subset}
+                about["files"] = stamps([self.text.name])
+            else:
+                about["part"] = self.text.part
         if files := evaluation.files(request.config):
             about["files"] = stamps(files)
         if evaluation.definition > 1:

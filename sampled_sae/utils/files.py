@@ -52,6 +52,13 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def check_writable(path: Path) -> None:
+    """Raise the error that `make_folder` would raise, but create nothing: known before long work."""
+    nearest = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+    with writing(path), tempfile.TemporaryFile(dir=nearest):
+        pass
+
+
 @contextmanager
 def alone_in(path: Path) -> Iterator[None]:
     """Create the folder if needed and lock it: for a second process this is a one-line error."""

@@ -89,6 +89,12 @@ class AbsorptionConfig(Config):
         before, word, after = self.template.partition("{word}")
         right = bool(word) and bool(after.strip()) and not any(brace in before + after for brace in "{}")
         require(right, "template", self.template, "must hold {word} once and some text after it")
+        if self.max_words is not None:
+            train = int(self.max_words * self.train_share)
+            enough = min(train, self.max_words - train) > self.lines
+            parts = f"{train} to train and {self.max_words - train} to test"
+            few = f"gives {parts}; lines = {self.lines} need more than {self.lines} of each"
+            require(enough, "max_words", self.max_words, few)
         require(self.end_lr <= self.lr, "end_lr", self.end_lr, f"must be at most lr = {self.lr}")
 
 

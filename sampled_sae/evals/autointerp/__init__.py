@@ -9,6 +9,7 @@ from typing import Any
 
 from sampled_sae.data.contexts import find_end_of_text
 from sampled_sae.evals import Contexts, Evaluation, Job, Needs, register_evaluation
+from sampled_sae.evals.autointerp.chat import Chat
 from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp_many
 from sampled_sae.evals.autointerp.schema import CONTEXT, AutointerpConfig, AutointerpResult
 from sampled_sae.evals.core.schema import special_tokens
@@ -82,6 +83,11 @@ class Autointerp(Evaluation):
         known = {*special_tokens(model.tokenizer), find_end_of_text(model.tokenizer)}
         skip_first = config.skip_first or int(sae.metadata.get("skip_first") or 0)
         return replace(config, left_out=config.left_out or tuple(sorted(known)), skip_first=skip_first)
+
+    def check(self, config: AutointerpConfig) -> None:
+        """A missing key, and packages of the chat client."""
+        if config.uses_chat:
+            Chat(config.chat)
 
     def run(self, job: Job, config: AutointerpConfig) -> Iterator[AutointerpResult]:
         assert job.contexts is not None

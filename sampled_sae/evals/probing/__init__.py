@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sampled_sae.evals import Evaluation, Job, Needs, register_evaluation
-from sampled_sae.evals.probing.data import PACKAGES
+from sampled_sae.evals.probing.data import PACKAGES, check_files
 from sampled_sae.evals.probing.evaluate import evaluate_probing_many
 from sampled_sae.evals.probing.schema import ProbingConfig, ProbingResult, to_saebench
 from sampled_sae.utils.cost import Cost, Workload
@@ -57,6 +57,9 @@ class Probing(Evaluation):
             brief="residual stream",
         ),
     )
+
+    def check(self, config: ProbingConfig) -> None:
+        check_files(config.datasets)
 
     def files(self, config: ProbingConfig) -> Sequence[str]:
         return config.datasets

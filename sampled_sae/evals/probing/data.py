@@ -6,7 +6,7 @@ import csv
 import json
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -61,14 +61,20 @@ class Labelled:
         return sorted(set(self.labels))
 
 
+def check_files(sources: Iterable[str]) -> None:
+    """Raise an error for the first file that is not there; other names are those of hub datasets."""
+    for source in sources:
+        if Path(source).suffix.lower() in READERS and not Path(source).expanduser().is_file():
+            raise UserError(f"datasets = {source!r}: no such file")
+
+
 def load_file(source: str, characters: int) -> Labelled:
     """A .parquet, .jsonl or .csv file with the columns text and label and, if there is one, split.
 
     Of long texts only the first `characters` are kept.
     """
+    check_files([source])
     path = Path(source).expanduser()
-    if not path.is_file():
-        raise UserError(f"datasets = {source!r}: no such file")
     reader, found = READERS[path.suffix.lower()], Labelled(path.stem)
     parted: bool | None = None
     for where, row in _rows(reader, path):

@@ -66,7 +66,7 @@ def test_words_that_a_line_splits_are_left_out_and_counted():
 
 
 def test_too_few_words():
-    with pytest.raises(UserError, match=r"max_words = 12: 9 words to train and 3 to test, .* lines = 10 need more"):
+    with pytest.raises(UserError, match=r"max_words = 12: gives 9 to train and 3 to test; lines = 10 need more"):
         make_prompts(words_tokenizer(), AbsorptionConfig(max_words=12))
     with pytest.raises(UserError, match=r"of 54 that the tokenizer has"):
         make_prompts(make_tokenizer(), AbsorptionConfig(lines=20))
