@@ -176,6 +176,10 @@ class Session:
                 self._count(request, sae)
                 if self.text is not None:
                     self.text.documents()
+        for label, sae in todo.items():
+            own = sae.cfg.metadata.get("model_name")
+            if own is not None and Path(str(own)).name.lower() != Path(self.model.name).name.lower():
+                print(f"{label} was trained on {own}; it is measured on {self.model.name}", file=sys.stderr)
         for request, saes in left.items():
             self._measure(request, saes, layers)
         return [{r.evaluation.name: self._results[sae.label, r.evaluation.name] for r in asked} for sae in self.saes]

@@ -52,6 +52,11 @@ def jump(cut: Tensor | float) -> Callable[[Tensor], Tensor]:
     return lambda pre: torch.where((pre > cut) & (pre > 0), pre, 0.0)
 
 
+def gated(w: Weights) -> Callable[[Tensor], Tensor]:
+    """A gate with the bias b, which `pre` contains; a magnitude with the factors exp(cut) and the bias b reversed."""
+    return lambda pre: (pre > 0) * relu((pre - w.b) * w.cut.exp() + w.b.flip(0))
+
+
 def top(pre: Tensor) -> Tensor:
     kept = torch.zeros_like(pre, dtype=torch.bool)
     for row, values in zip(kept, pre, strict=True):
@@ -97,9 +102,7 @@ def saelens(
 
 def saelens_gated(root: Path, w: Weights) -> Foreign:
     found = saelens(root, w, "gated", extra={"b_gate": w.b, "r_mag": w.cut, "b_mag": w.b.flip(0)})
-    linear = lambda pre: pre - w.b  # noqa: E731
-    code = lambda pre: (pre > 0) * relu(linear(pre) * w.cut.exp() + w.b.flip(0))  # noqa: E731
-    return found._replace(code=code)
+    return found._replace(code=gated(w))
 
 
 def saelens_scalar(root: Path, w: Weights) -> Foreign:
@@ -183,7 +186,7 @@ def dl_new(root: Path, w: Weights) -> Foreign:
 def dl_gated(root: Path, w: Weights) -> Foreign:
     state = {"encoder.weight": w.E, "decoder.weight": w.D.T.contiguous(), "decoder_bias": w.c, "r_mag": w.cut}
     path = dictionary_learning(root, w, "GatedAutoEncoder", state | {"gate_bias": w.b, "mag_bias": w.b.flip(0)})
-    return saelens_gated(root.parent / "_", w)._replace(path=path)
+    return Foreign(path, lambda x: (x - w.c) @ w.E.T + w.b, gated(w), lambda z: z @ w.D + w.c)
 
 
 def dl_jumprelu(root: Path, w: Weights) -> Foreign:
@@ -221,9 +224,10 @@ def dl_matryoshka(root: Path, w: Weights) -> Foreign:
     m = w.b.numel()
     sizes = [m // 4, m - m // 4]
     state = {"W_enc": w.E.T.contiguous(), "b_enc": w.b, "W_dec": w.D, "b_dec": w.c} | counts(0.6)
-    found = dl_batchtopk(root.parent / "_", w)
-    name, state = "MatryoshkaBatchTopKSAE", state | {"group_sizes": torch.tensor(sizes)}
-    return found._replace(path=dictionary_learning(root, w, name, state, group_sizes=sizes))
+    state |= {"group_sizes": torch.tensor(sizes)}
+    path = dictionary_learning(root, w, "MatryoshkaBatchTopKSAE", state, group_sizes=sizes)
+    cuts = torch.full_like(w.b, 0.6)
+    return Foreign(path, lambda x: (x - w.c) @ w.E.T + w.b, jump(0.6), lambda z: z @ w.D + w.c, cuts)
 
 
 # ---- sparsify, Gemma Scope, Llama Scope, Qwen-Scope -------------------------------------------------
