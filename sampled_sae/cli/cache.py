@@ -46,14 +46,12 @@ class Collect:
     """Configuration of a hub dataset."""
     model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of the model; bfloat16 on a GPU, float32 elsewhere when unset."""
-    compile_model: bool = False
-    """Compile the model's blocks with torch: takes some seconds, worthwhile for long runs on a GPU."""
     source: Source = field(default_factory=Source)
 
     OLD_FLAGS: ClassVar[Mapping[str, str]] = {
         **{f"--{name}": f"--source.{name}" for name in ("buffer-tokens", "contexts-at-once", "skip-first")},
         **{"--bos": "--source.bos True", "--no-bos": "--source.bos False"},
-        "--max-norm": "--source.high-norm-factor",
+        **{"--max-norm": "--source.high-norm-factor", "--compile-model": "--source.compile True"},
     }
 
     def activations(self, device: str | None) -> Any:
@@ -66,7 +64,7 @@ class Collect:
         assert self.model is not None and self.text is not None
         settings = {item.name: getattr(self.source, item.name) for item in fields(HarvestConfig)}
         del settings["hooks"]
-        source = activations(
+        return activations(
             self.model,
             TextSource(self.text, self.text_field, self.split, self.subset),
             self.layer or None,
@@ -75,9 +73,6 @@ class Collect:
             dtype=self.model_dtype and getattr(torch, self.model_dtype),
             **settings,
         )
-        if self.compile_model:
-            source.model.compile()
-        return source
 
 
 @dataclass(frozen=True)

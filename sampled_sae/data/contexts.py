@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -181,15 +182,26 @@ def _parts(document: str) -> Iterator[str]:
 
 
 class ContextBank:
-    """All contexts of a text by number, read as far as needed; the first follows the last."""
+    """All contexts of a text by number, read as far as needed, by several threads too; the first follows the last."""
 
     def __init__(self, source: Iterator[Tensor]):
         self.source, self.read = source, list[Tensor]()
+        self._one_reader = threading.Lock()
+        self._error: Exception | None = None
 
     def has(self, count: int) -> int:
         """Read until there are `count` contexts, or all; returns how many there are."""
-        new = islice(self.source, max(0, count - len(self.read)))
-        self.read.extend(context.to(torch.int32) for context in new)
+        if len(self.read) >= count:
+            return len(self.read)
+        with self._one_reader:
+            if self._error is not None:  # that another thread met: the source has nothing more to say
+                raise self._error
+            try:
+                new = islice(self.source, max(0, count - len(self.read)))
+                self.read.extend(context.to(torch.int32) for context in new)
+            except Exception as error:
+                self._error = error
+                raise
         return len(self.read)
 
     def take(self, first: int, count: int, skip: int) -> Tensor:

@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from sampled_sae.config import hints
-from sampled_sae.data.buffer import SMALLEST, HarvestConfig, bytes_needed, contexts_at_once, enough_buffer
+from sampled_sae.data.buffer import (
+    SMALLEST,
+    HarvestConfig,
+    bytes_needed,
+    contexts_at_once,
+    enough_buffer,
+    worth_compiling,
+)
 from sampled_sae.data.contexts import ContextBank, contexts, encoder
 from sampled_sae.data.rounds import Rounds, plan_rounds
 from sampled_sae.data.stream import ActivationSource, ActivationStream, check_batch, permutation
@@ -97,6 +104,9 @@ class ModelActivations(ActivationSource):
             config = replace(config, bos=model.bos)
         config = replace(config, rolling=config.rolling is not False)
         config = replace(config, buffer_tokens=enough_buffer(model, config, batch_size, steps))
+        if config.compile == "auto":
+            tokens = None if steps is None else steps * batch_size
+            config = replace(config, compile=worth_compiling(model, config, tokens))
         if self.progress:
             need = f"{readable(model.bytes)} for the model, {readable(bytes_needed(model, config))} for its activations"
             print(f"{model.name}: {need}, on {model.device}", file=sys.stderr)
@@ -156,9 +166,12 @@ class Harvest:
         assert config.buffer_tokens is not None
         self.model, self.config, self.batch_size, self.seed = model, config, batch_size, seed
         self.hooks = tuple(model.hook_point(hook) for hook in config.hooks)
-        self.at_once = contexts_at_once(model, config)
         held, used = max(1, config.buffer_tokens // config.context), config.context - config.skip_first
         self.rounds: Rounds = plan_rounds(held, used, batch_size, steps, config.rolling is not False)
+        passes = -(-self.rounds.contexts // contexts_at_once(model, config))
+        self.at_once = -(-self.rounds.contexts // passes)  # passes of about the same size
+        if config.compile is True:
+            model.compile((self.at_once, config.context))
         self.bank = ContextBank(contexts(documents, model.tokenizer, config))
         self.limits: dict[HookPoint, float] = {}
         self._progress, self._stop = progress, threading.Event()
@@ -168,6 +181,8 @@ class Harvest:
         self._held: dict[tuple[int, int], Block] = {}  # parts of blocks that wait for their round
         # On a CPU there is nothing to gain: model and trainer would share its cores.
         overlap = model.device.type == "cuda"
+        self._reader = ThreadPoolExecutor(1, "tokenize") if overlap else None
+        self._read_text(0, 1)
         self._ahead: tuple[int, Future[Block]] | None = None
         self._worker = ThreadPoolExecutor(1, "harvest") if overlap else None
         self._stream = torch.cuda.Stream(model.device) if overlap else None
@@ -175,9 +190,11 @@ class Harvest:
     def close(self) -> None:
         """Let go of activations and of the thread that reads ahead."""
         self._round, self._ahead = (-1, {}), None
-        if self._worker is not None:
-            self._worker.shutdown(wait=True, cancel_futures=True)
-            self._worker = ThreadPoolExecutor(1, "harvest")  # a later round may still be needed
+        if self._worker is not None and self._reader is not None:
+            for pool in (self._worker, self._reader):
+                pool.shutdown(wait=True, cancel_futures=True)
+            # A later round may still be needed.
+            self._worker, self._reader = ThreadPoolExecutor(1, "harvest"), ThreadPoolExecutor(1, "tokenize")
         self._held = {}
 
     def _hold_out(self, wanted: int) -> Block:
@@ -240,9 +257,16 @@ class Harvest:
             self._stream.synchronize()
         return mixed
 
+    def _read_text(self, *blocks: int) -> None:
+        """Have the text of these blocks tokenized beside what comes next; errors are raised when it is taken."""
+        for block in blocks:
+            if self._reader is not None and (self.rounds.number is None or block < self.rounds.number):
+                self._reader.submit(self.bank.has, self.held_contexts + (block + 1) * self.rounds.contexts)
+
     def _harvest_block(self, number: int, first_round: int) -> None:
         """Hold the shuffled activations of block `number`, the parts for rounds from `first_round` on."""
         tokens = self.bank.take(number * self.rounds.contexts, self.rounds.contexts, skip=self.held_contexts)
+        self._read_text(number + 1, number + 2)
         found = self._read(tokens, f"activations of block {number}" if self._progress else None)
         sizes = self.rounds.cuts(self.rounds.batches * self.batch_size)
         parts: list[Block] = [{} for _ in sizes]
@@ -271,15 +295,17 @@ class Harvest:
         for number, part in enumerate(tokens.split(self.at_once)):
             if self._stop.is_set():
                 raise HarvestStopped("stopped between two passes through the model")
-            first = number * self.at_once * each
+            first, n = number * self.at_once * each, len(part)
+            if self.config.compile is True and n < self.at_once and number:  # a new shape is compiled anew
+                part = torch.cat([part, part[:1].expand(self.at_once - n, -1)])
             for hook, stream in self.model.activations(part.long(), self.hooks).items():
-                new = stream[:, skip:].reshape(-1, stream.shape[-1])
+                new = stream[:n, skip:].reshape(-1, stream.shape[-1])
                 if hook not in found:
                     found[hook] = new.new_empty(rows, new.shape[1]), new.new_empty(rows, dtype=torch.float32)
                 x, norms = found[hook]
                 x[first : first + len(new)] = new
                 norms[first : first + len(new)] = new.float().norm(dim=1)
-            update(min(rows, first + len(part) * each))
+            update(min(rows, first + n * each))
         return found
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +42,8 @@ class LanguageModel(Decoder):
         self._options = {"use_cache": False} if cached and hasattr(config, "use_cache") else {}
         # Hooks are the model's, not a pass's: two passes at once would see each other's.
         self._one_pass = threading.Lock()
+        self._compiles = False
+        self._compiled_for: tuple[int, int] | None = None
 
     @property
     def layers(self) -> int:
@@ -63,11 +66,38 @@ class LanguageModel(Decoder):
         """Size of its weights."""
         return sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
 
-    def compile(self) -> None:
-        """Have torch compile the blocks: some seconds for each new shape of input, then faster; rounding differs."""
-        for block in self.blocks:
-            # The forward method, not the module: hooks stay outside of what is compiled.
-            block.forward = torch.compile(block.forward, dynamic=False)
+    def compile(self, shape: tuple[int, int] | None = None) -> None:
+        """Have torch compile the blocks: some seconds for each new shape of input, then faster; rounding differs.
+
+        With a `shape` (n, L), only tokens of that shape go through the compiled blocks. Blocks that cannot be compiled
+        run as they are, and a line says so.
+        """
+        self._compiled_for = shape
+        if not self._compiles:
+            self._compiles = True
+            for block in self.blocks:
+                # The forward method, not the module: hooks stay outside of what is compiled.
+                block.forward = self._either(block.forward, torch.compile(block.forward, dynamic=False))
+
+    def _either(self, plain: Callable[..., Any], fast: Callable[..., Any]) -> Callable[..., Any]:
+        """A block's forward method, compiled where it should be."""
+
+        @wraps(plain)
+        def forward(*inputs: Any, **named: Any) -> Any:
+            x = inputs[0] if inputs else named["hidden_states"]
+            if not self._compiles or self._compiled_for not in (None, tuple(x.shape[:2])):
+                return plain(*inputs, **named)
+            from torch._dynamo.exc import TorchDynamoException
+
+            try:
+                return fast(*inputs, **named)
+            except TorchDynamoException as error:
+                self._compiles = False
+                reason = str(error).strip().splitlines()[0]
+                print(f"{self.name}: torch cannot compile its blocks, they run as they are ({reason})", file=sys.stderr)
+                return plain(*inputs, **named)
+
+        return forward
 
     def width_at(self, at: At) -> int:
         """Width d of the activations at a hook point."""

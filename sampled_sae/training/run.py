@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -106,6 +107,8 @@ class Run:
         self.saes: list[SAE] | None = None
         """The trained SAEs once the run is finished."""
         self.step, self.saved_step = 0, -1
+        self._writer = None if out is None else checkpoint.Writer(out / "checkpoints", device)
+        self._writing: tuple[int, Future[Path]] | None = None  # a step, and the checkpoint of it that is being written
         self.scale, self.heldout = 1.0, ""
         self.source: dict[str, Any] = {} if out is None else dict(stream.identity)
         self.unchecked: list[tuple[int, Tensor]] = []
@@ -208,6 +211,8 @@ class Run:
     def advance(self) -> None:
         """One step of all SAEs, or none if its batch was given up for an interrupt, which the trainer sees too."""
         step = self.step
+        if self._writing is not None and self._writing[1].done():
+            self._written()
         try:
             x = self._scaled(self.stream.batch(step))
             for callback in self.callbacks:
@@ -276,21 +281,41 @@ class Run:
     # ---- checkpoints and end ------------------------------------------------------------------------
 
     def save_checkpoint(self, step: int) -> None:
-        """Write a checkpoint of `step` complete steps, if there is a folder; non-finite weights are an error."""
+        """Write a checkpoint of `step` complete steps, if there is a folder; non-finite weights are an error.
+
+        On a GPU this may happen beside the next steps.
+        """
+        self._written()
         if self.saved_step == step:
             return
         self._check_overflow()
         for learner in self.learners:
             if not all(bool(torch.isfinite(weight).all()) for weight in learner.weights):
                 raise self._diverged(learner, "the weights are no longer finite", step)
-        if self.out is None:
+        if self._writer is None:
             return
         states = {str(learner.config.name): learner.state() for learner in self.learners}
         extra = {"scale": self.scale, "seconds": self.seconds(), "width": self.stream.d_in, "heldout": self.heldout}
-        folder = checkpoint.save(self._checkpoints, checkpoint.Checkpoint(step, self.describe(), states, extra))
-        self.saved_step = step
-        for callback in self.callbacks:
-            callback.on_checkpoint(self, step, folder)
+        made = checkpoint.Checkpoint(step, self.describe(), states, extra)
+        self._writing = (step, self._writer.write(made))
+        if self._writing[1].done():
+            self._written()
+
+    def _written(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one, and report it."""
+        if self._writing is not None:
+            (step, future), self._writing = self._writing, None
+            folder = future.result()
+            self.saved_step = step
+            for callback in self.callbacks:
+                callback.on_checkpoint(self, step, folder)
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is complete; one of a finished run is given up."""
+        if self._writer is not None:
+            self._writer.close(give_up=self.saes is not None)
+            if self.saes is None:
+                self._written()
 
     @torch.inference_mode(False)
     def finish(self) -> None:
@@ -320,8 +345,10 @@ class Run:
             for sae, config in zip(saes, self.configs, strict=True):
                 sae.save(self._folder(config))
             self._record(finished=True)
-            checkpoint.remove_all(self._checkpoints)  # no longer needed only now
         self.saes = saes
+        self.close()
+        if self.out is not None:
+            checkpoint.remove_all(self._checkpoints)  # no longer needed only now
 
     @property
     def _checkpoints(self) -> Path:

@@ -61,6 +61,7 @@ class Trainer:
     def _train(self, runs: list[Run]) -> None:
         with ExitStack() as ends:
             for run in runs:
+                ends.callback(run.close)
                 run.begin()
                 run.callbacks = [*of_run(run), *self.callbacks]
                 for callback in run.callbacks:
@@ -82,6 +83,7 @@ def _interrupted(runs: list[Run]) -> Interrupted:
         return Interrupted(f"interrupted at step {step}; nothing is kept, because out was not set")
     for run in runs:
         run.save_checkpoint(run.step)
+        run.close()
     return Interrupted(f"interrupted at step {step}; saved in {out}, {HOW} to continue")
 
 

@@ -29,7 +29,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 
 from sampled_sae.formats import saelens
-from sampled_sae.training import checkpoint
 from sampled_sae.utils.errors import UserError
 from tests.crash.jobs import JOBS, contents, model, text
 
@@ -51,8 +50,7 @@ class Disturbance:
         sys.addaudithook(self.hook)
         self._patch(os, "fsync", lambda real, fd: (self.operation("fsync"), real(fd))[1])
         self._patch(io, "open", self._open)
-        for module in (checkpoint, saelens):
-            self._patch(module, "save_file", self._save_file)
+        self._patch(saelens, "save_file", self._save_file)
 
     def _patch(self, module: Any, name: str, replacement: Callable[..., Any]) -> None:
         real = getattr(module, name)

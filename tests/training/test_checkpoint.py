@@ -1,17 +1,82 @@
 import json
+import threading
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import sampled_sae as ss
 from sampled_sae.config import first_difference
 from sampled_sae.migrations import OLD_INIT, OLD_OPTIMIZER
 from sampled_sae.training import checkpoint
 from sampled_sae.training.checkpoint import Checkpoint
-from sampled_sae.utils.errors import UserError
+from sampled_sae.training.run import Callback
+from sampled_sae.utils.errors import Interrupted, UserError
 
 
 def at(step: int) -> Checkpoint:
     return Checkpoint(step, {"steps": 10}, {"a": {"w": torch.full((3,), float(step))}}, {"scale": 1.5})
+
+
+def test_a_file_is_as_the_library_writes_it(tmp_path):
+    state = {
+        "w": torch.randn(3, 5).T,
+        "step": torch.tensor(7.0),
+        "count": torch.tensor([2**40, 1]),
+        "pool": torch.tensor([True, False, True]),
+        "half": torch.randn(7).bfloat16(),
+        "generator": torch.Generator().get_state(),
+        "none": torch.zeros(0, 4),
+    }
+    found = load_file(checkpoint.save(tmp_path, Checkpoint(1, {}, {"a": state}, {})) / "0.safetensors")
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+
+
+def test_one_is_written_beside_the_steps_from_a_copy(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint.Writer, "_beside", lambda self, checkpoint: True)
+    given, begin = checkpoint.save, threading.Event()
+    monkeypatch.setattr(checkpoint, "save", lambda *arguments: begin.wait(20) and given(*arguments))
+    writer, now = checkpoint.Writer(tmp_path, torch.device("cpu")), at(4)
+    future = writer.write(now)
+    now.states["a"]["w"].zero_()  # the next step
+    assert not future.done()
+    begin.set()
+    assert future.result() == tmp_path / "step-000000004"
+    assert checkpoint.load(future.result()).states["a"]["w"].tolist() == [4, 4, 4]
+    begin.clear()
+    future = writer.write(at(5))
+    threading.Timer(0.2, begin.set).start()
+    writer.close(give_up=True)
+    assert isinstance(future.exception(), Interrupted)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000004"]
+
+
+def test_a_run_that_writes_beside_its_steps_ends_and_resumes_as_others(tmp_path, monkeypatch):
+    x = torch.randn(2000, 16, generator=torch.Generator().manual_seed(0))
+    common = {"steps": 40, "batch_size": 100, "device": "cpu", "progress": False, "heldout_tokens": 100}
+    whole = ss.train(x, ss.batchtopk(48, 4), **common)
+    monkeypatch.setattr(checkpoint.Writer, "_beside", lambda self, checkpoint: True)
+    seen = []
+
+    class Stop(Callback):
+        def on_checkpoint(self, run, step, folder):
+            seen.append((step, folder.name))
+
+        def on_step(self, run, learner, step, stats):
+            if step == 25 and not seen[3:]:
+                raise RuntimeError("power cut")
+
+    common |= {"out": tmp_path / "run", "checkpoint_every": 10, "callbacks": [Stop()]}
+    with pytest.raises(RuntimeError):
+        ss.train(x, ss.batchtopk(48, 4), **common)
+    assert seen == [(10, "step-000000010"), (20, "step-000000020")]
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 2
+    seen += [(0, "")] * 2
+    resumed = ss.train(x, ss.batchtopk(48, 4), resume=True, **common)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_the_newest_is_loaded_and_old_ones_go(tmp_path):
@@ -129,7 +194,7 @@ def test_a_write_that_fails_leaves_the_last_one_and_no_rubbish(tmp_path, monkeyp
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "_write_tensors", full)
     with pytest.raises(UserError, match="the disk is full"):
         checkpoint.save(tmp_path, at(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
