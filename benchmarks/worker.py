@@ -42,6 +42,7 @@ def our_configs(m: int, k: int) -> dict[str, object]:
         "BatchTopK": ss.batchtopk(m, k),
         "TopK": ss.topk(m, k),
         "Matryoshka BatchTopK": ss.matryoshka(m, k),
+        "JumpReLU": ss.jumprelu(m, k),
         "l2 l=5": ss.sampled(m, k, "l2", 5),
         "l2 l=100": ss.sampled(m, k, "l2", 100),
         "entropy l=100": ss.sampled(m, k, "entropy", 100),

@@ -8,20 +8,27 @@ from functools import cache
 
 import torch
 
+from sampled_sae.method.config import SAEConfig
 
-def usable(device: torch.device, dtype: torch.dtype) -> bool:
+
+def usable(device: torch.device, dtype: torch.dtype, config: SAEConfig | None = None) -> bool:
     """Whether the kernels run here: float32 weights on a CUDA device that computes in bfloat16, with Triton.
 
-    On a GPU where they do not, a warning gives the reason, once.
+    With `config`, whether they train this SAE. On a GPU where they do not, a warning gives the reason, once.
     """
     if device.type != "cuda":
         return False
-    reason = obstacle(device, dtype)
+    reason = obstacle(device, dtype) or (lacking(config) if config is not None else "")
     if reason:
         warnings.warn(
             f"training on {device} without the GPU kernels, so steps are slower: {reason}", stacklevel=1
         )  # the same place: once
     return not reason
+
+
+def lacking(config: SAEConfig) -> str:
+    """Which setting of an SAE has no kernels, in words; empty if all have."""
+    return "there are none for JumpReLU" if config.jumprelu is not None else ""
 
 
 def obstacle(device: torch.device, dtype: torch.dtype) -> str:

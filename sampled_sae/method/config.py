@@ -266,6 +266,21 @@ class ThresholdConfig(Config):
     """Weight of the old average."""
 
 
+@dataclass(frozen=True, slots=True)
+class JumpReLUConfig(Config):
+    """JumpReLU: a learned threshold for each latent, and a penalty that moves the mean L0 to K."""
+
+    bandwidth: PositiveNumber = 1.0
+    """Width of the window around a threshold in which activations give it a gradient, relative to the threshold."""
+    penalty: NonNegative = 3.0
+    """Weight of (L0/K - 1)^2 in the loss, relative to the variance of the batch."""
+    warmup_steps: Count = 1000
+    """Linear warm-up of the penalty from 0; in a short run never more than a fifth of the steps."""
+    variant: Literal["relative", "dictionary_learning"] = "relative"
+    """relative: independent of the scale of the inputs; the thresholds' logarithms are trained, and begin where the
+    first batch has a mean L0 of K. dictionary_learning: the definitions of that library, see docs/method.md."""
+
+
 def usable_as_folder(name: str) -> bool:
     """Whether an SAE can be saved under that name."""
     return name.isprintable() and 0 < len(name.encode()) <= 200 and name[0] != "." and not set(name) & set("/\\")
@@ -296,6 +311,8 @@ class SAEConfig(Config):
     prefixes: Annotated[tuple[Positive, ...], NotEmpty] | None = None
     """Matryoshka: widths of the nested prefixes of latents, ascending, the last one d_sae. The loss is the mean over
     the prefixes of the error that each leaves. None: all latents alone."""
+    jumprelu: JumpReLUConfig | None = None
+    """A learned threshold for each latent instead of the cut; it takes no pool. None: the cut."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Adam and the learning rate."""
     init: InitConfig = field(default_factory=InitConfig)
@@ -313,6 +330,10 @@ class SAEConfig(Config):
         require(self.k <= self.d_sae, "k", self.k, f"must be at most d_sae = {self.d_sae}")
         self.pool.size.latents(self.k, self.d_sae)
         check_prefixes(self.prefixes, self.d_sae)
+        unused = (self.pool, self.cut) == (PoolConfig(), "batch")
+        require(
+            self.jumprelu is None or unused, "jumprelu", self.jumprelu, "takes neither a pool nor a cut; leave them"
+        )
 
     def pool_size_at(self, step: int, steps: int) -> int:
         """Number of candidate latents at `step` (from 0) of `steps`."""

@@ -24,7 +24,21 @@ class Parameters(NamedTuple):
     """[d]."""
 
 
-def activations(x: Tensor, weights: Parameters, latents: Tensor | None = None) -> Tensor:
+class JumpReLUParameters(NamedTuple):
+    """The same with what decides the thresholds."""
+
+    W_enc: Tensor
+    b_enc: Tensor
+    W_dec: Tensor
+    b_dec: Tensor
+    threshold: Tensor
+    """[m]: logarithms of the thresholds, or the thresholds themselves (see `JumpReLUConfig.variant`)."""
+
+
+Weights = Parameters | JumpReLUParameters
+
+
+def activations(x: Tensor, weights: Weights, latents: Tensor | None = None) -> Tensor:
     """x [B, d] -> post-ReLU activations [B, n] of the given latents [n], or of all."""
     some = slice(None) if latents is None else latents
     return torch.addmm(weights.b_enc[some], x - weights.b_dec, weights.W_enc[some].T).relu_()
@@ -47,7 +61,7 @@ def start_parameters(
     )
 
 
-def fit_to_batch_(weights: Parameters, x: Tensor, config: InitConfig, generator: torch.Generator) -> None:
+def fit_to_batch_(weights: Weights, x: Tensor, config: InitConfig, generator: torch.Generator) -> None:
     """What depends on the first batch x [B, d]: b_dec, and the decoder's directions if they follow the covariance."""
     weights.b_dec.copy_(geometric_median(x))
     if config.decoder == "covariance":

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.method.config import SAEConfig
-from sampled_sae.method.parameters import Parameters, activations
+from sampled_sae.method.parameters import Weights, activations
 from sampled_sae.method.scores import Score, get_score
 from sampled_sae.utils.errors import UserError
 
@@ -76,7 +76,7 @@ class Encoder(Protocol):
 class PlainEncoder:
     """x [B, d] and the weights, in plain torch."""
 
-    def __init__(self, x: Tensor, weights: Parameters):
+    def __init__(self, x: Tensor, weights: Weights):
         self.x, self.weights = x, weights
         self.tokens = len(x)
         self._all: Tensor | None = None

@@ -18,6 +18,7 @@ from sampled_sae.method.config import (
     Annealed,
     Fraction,
     InitConfig,
+    JumpReLUConfig,
     Multiplier,
     OptimizerConfig,
     PoolConfig,
@@ -68,6 +69,20 @@ def matryoshka(
 ) -> SAEConfig:
     """BatchTopK whose nested prefixes of latents each reconstruct the input on their own."""
     return batchtopk(d_sae, k, lr=lr, prefixes=prefixes, **settings)
+
+
+@preset
+def jumprelu(
+    d_sae: int,
+    k: int,
+    bandwidth: float = JumpReLUConfig().bandwidth,
+    penalty: float = JumpReLUConfig().penalty,
+    *,
+    lr: float | None = None,
+    **settings: Any,
+) -> SAEConfig:
+    """A learned threshold for each latent, trained to a mean L0 of k."""
+    return _made(d_sae, k, PoolConfig(), lr, {"jumprelu": JumpReLUConfig(bandwidth, penalty), **settings})
 
 
 @preset
@@ -239,6 +254,8 @@ def label(config: SAEConfig) -> str:
         words = [pool.score, pool.size.label, pool.schedule.label, "" if tokens is None else groups]
     else:
         words = [{None: "batchtopk", 1: "topk"}.get(tokens, groups), pool.schedule.label]
+    if config.jumprelu is not None:
+        words = ["jumprelu"]
     if pool.scope.until < 1:
         words.append(f"then-{pool.scope.then or 'batch'}-at{100 * pool.scope.until:g}")
     if pool.pick == "sample":

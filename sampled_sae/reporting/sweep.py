@@ -64,7 +64,7 @@ def table_of(rows: Sequence[Configuration], columns: Mapping[Key, Column], name:
 
 
 BASE = "batchtopk"  # the group that others are measured against
-GROUPS = (BASE, "topk", "matryoshka", "l2", "squared_l2", "entropy", "uniform", "released", "annealed")
+GROUPS = (BASE, "topk", "matryoshka", "jumprelu", "l2", "squared_l2", "entropy", "uniform", "released", "annealed")
 """The order of rows."""
 ORIGIN = ("text", "context_size", "prepend_bos", "skip_first")
 TRAINING = ("steps", "batch_size", "input_norm")
@@ -208,6 +208,8 @@ def _kind(sae: Saved) -> tuple[str, str, float | None]:
         return "other", shown(sae.name), None
     pool, size = part(sae.config, "pool"), part(sae.config, "pool", "size")
     schedule = part(pool, "schedule").get("kind", "constant")
+    if config.jumprelu is not None:
+        return "jumprelu", shown(label), None
     if config.prefixes is not None:
         return "matryoshka", shown(label), number(size.get("l"))
     if size.get("kind") == "everything":

@@ -23,6 +23,7 @@ from sampled_sae.utils.errors import UserError
 
 LAST, STEPS = 10**9 - 1, 10**9
 """The last step of a training of any length."""
+TINY = torch.finfo(torch.float32).tiny
 
 
 class Reconstruction(NamedTuple):
@@ -47,7 +48,9 @@ def parameters(sae: SAE) -> Parameters:
 
 
 def training_time_codes(sae: SAE, x: Tensor, config: SAEConfig, generator: torch.Generator) -> SparseCodes:
-    """Training-time selection as in the last step: pool and cut over the batch x [n, d_in]."""
+    """Training-time selection as in the last step: pool and cut over the batch x [n, d_in]; JumpReLU has no other."""
+    if config.jumprelu is not None:
+        return sae.encode_sparse(x)
     found = candidates(PlainEncoder(x, parameters(sae)), config, LAST, STEPS, generator)
     return keep_largest(found.z, config.k, found.group, sae.d_sae, found.columns, config.cut)
 
@@ -94,6 +97,7 @@ def _measure(sae: SAE, x: Tensor, select: Callable[[Tensor], SparseCodes], batch
 def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096) -> float:
     """x [n, d_in] -> theta such that exactly k * n activations of x pass z > theta (0 if fewer are positive).
 
+    An SAE with one threshold for each latent has z in units of these, so that theta is their common factor.
     Exact up to ties: each chunk gives its largest values, more than could pass, and theta is the largest
     value that must not pass.
     """
@@ -102,6 +106,7 @@ def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096) -> floa
         values, floor = [], 0.0
         for part in x.split(chunk):
             z = sae.pre_activations(part.to(sae.device))
+            z = z / sae.threshold.clamp_min(TINY).to(z.dtype) if sae.threshold.ndim else z
             keep = min(spare * k * len(part), z.numel())
             top = z.view(-1)[largest(z, keep)]
             if len(top) == keep < z.numel():  # this chunk may have more below its smallest

@@ -11,20 +11,25 @@ from torch import Tensor
 from sampled_sae import kernels
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import SAEConfig
-from sampled_sae.method.parameters import Parameters, fit_to_batch_, start_parameters
+from sampled_sae.method.parameters import JumpReLUParameters, Parameters, Weights, fit_to_batch_, start_parameters
 from sampled_sae.method.pools import churn
 from sampled_sae.method.rate import with_lr
 from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Selection
 from sampled_sae.sae import SAE
+from sampled_sae.training.jumprelu import JumpReLUPath, start_thresholds_, thresholds
 from sampled_sae.training.optimizer import learning_rate
 from sampled_sae.training.step import PlainPath, StepPath
 from sampled_sae.utils.measures import Better, Metric
 
 
-def open_path(weights: Parameters, config: SAEConfig, steps: int, generator: torch.Generator) -> StepPath:
+def open_path(weights: Weights, config: SAEConfig, steps: int, generator: torch.Generator) -> StepPath:
     """The fastest step path for the weights' device and dtype. SAMPLED_SAE_PATH=plain forces the plain one."""
-    if os.environ.get("SAMPLED_SAE_PATH") != "plain" and kernels.usable(weights.b_dec.device, weights.b_dec.dtype):
+    device, dtype = weights.b_dec.device, weights.b_dec.dtype
+    fast = os.environ.get("SAMPLED_SAE_PATH") != "plain" and kernels.usable(device, dtype, config)
+    if isinstance(weights, JumpReLUParameters):
+        return JumpReLUPath(weights, config, steps, generator)
+    if fast:
         from sampled_sae.kernels.path import FastPath
 
         return FastPath(weights, config, steps, generator)
@@ -54,7 +59,9 @@ METRICS = (
     _metric("loss", "Loss", "Mean loss per sample, on a logarithmic scale.", "low", True),
     _metric("fve", "FVE", "On the training batches, with training-time selection.", "high", True),
     _metric("l0", "L0", "Mean number of active latents per token of the training batch."),
-    _metric("threshold", "Threshold", "Moving average of the smallest kept activation."),
+    _metric(
+        "threshold", "Threshold", "Moving average of the smallest kept activation (JumpReLU: of the mean threshold)."
+    ),
     _metric("lr", "Learning rate", "Learning rate of the step."),
     _metric(
         "dead",
@@ -102,7 +109,9 @@ class Learner:
         self.config, self.steps, m = config, steps, config.d_sae
         get_score(config.pool.score)  # an unknown name is an error now, not at the first step
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.weights = start_parameters(d_in, m, self.generator, dtype, config.init.encoder_scale)
+        self.weights: Weights = start_parameters(d_in, m, self.generator, dtype, config.init.encoder_scale)
+        if config.jumprelu is not None:
+            self.weights = JumpReLUParameters(*self.weights, threshold=torch.zeros_like(self.weights.b_enc))
         self.path = open_path(self.weights, config, steps, self.generator)
         self.tokens_seen = 0
         self.tokens_since_fired = torch.zeros(m, dtype=torch.long, device=device)
@@ -117,6 +126,8 @@ class Learner:
         config = self.config = with_lr(self.config, x.shape[1], len(x), self.steps)
         if step == 0:
             fit_to_batch_(self.weights, x, config.init, self.generator)
+            if isinstance(self.weights, JumpReLUParameters):
+                start_thresholds_(self.weights, x, config)
             self.path.load_state({})  # it may keep copies of the weights
         selection = self.path.select(x, step, self.pool)
         pool_churn = churn(selection.pool, self.pool) if measure else None
@@ -184,16 +195,27 @@ class Learner:
         self.tokens_seen = int(state["tokens_seen"])
 
     def sae(self) -> SAE:
-        """A copy of the SAE as it is now, in the units of the training input, threshold from the average."""
+        """A copy of the SAE as it is now, in the units of the training input, with its threshold as it is now."""
         m, d = self.weights.W_dec.shape
-        cfg = InferenceConfig(d, m, k=self.config.k, prefixes=self.config.prefixes or (), training=self.config)
+        settings = self.config.jumprelu
+        cfg = InferenceConfig(
+            d,
+            m,
+            k=self.config.k,
+            apply_b_dec_to_input=settings is None or settings.variant == "relative",
+            prefixes=self.config.prefixes or (),
+            training=self.config,
+        )
         sae = SAE(cfg, self.weights.W_dec.dtype, self.weights.W_dec.device)
         with torch.no_grad():
             targets = Parameters(sae.W_enc.T, sae.b_enc, sae.W_dec, sae.b_dec)
-            for target, source in zip(targets, self.weights, strict=True):
-                target.copy_(source)
-            sae.threshold_ema.copy_(self.threshold)
-            sae.threshold.copy_(self.threshold.nan_to_num(0.0))
+            for name, target in targets._asdict().items():
+                target.copy_(getattr(self.weights, name))
+            if settings is not None and isinstance(self.weights, JumpReLUParameters):
+                sae.threshold = thresholds(self.weights, settings).float().clone()
+            else:
+                sae.threshold_ema.copy_(self.threshold)
+                sae.threshold.copy_(self.threshold.nan_to_num(0.0))
         return sae
 
 

@@ -18,19 +18,24 @@ LIBRARIES = 64 * 2**20
 
 def needed(configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.dtype, fast: bool = False) -> int:
     """Peak bytes of training these SAEs side by side, without the activations themselves."""
-    if fast:
-        kept = sum(28 * c.d_sae * d + 32 * c.d_sae for c in configs)  # with a copy of both matrices in 16 bits
-        return int(1.05 * (kept + max(_fast_working(c, d, batch_size) for c in configs))) + LIBRARIES
-    # Kept for every SAE: weights and Adam's two moments.
-    kept = sum(3 * (2 * c.d_sae * d + c.d_sae + d) + 3 * c.d_sae for c in configs)
+    plain: list[SAEConfig] = []
+    quick: list[SAEConfig] = []
+    for config in configs:
+        (quick if fast and not kernels.lacking(config) else plain).append(config)
+    # Kept for every SAE: weights and Adam's two moments; on the fast path also a copy of both matrices in 16 bits.
+    values = sum(3 * (2 * c.d_sae * d + c.d_sae + d) + 3 * c.d_sae for c in plain)
+    kept = 1.1 * dtype.itemsize * values + 1.05 * sum(28 * c.d_sae * d + 32 * c.d_sae for c in quick)
     # Held for one SAE at a time: gradients with one working copy, activations, dead latents' copies.
-    values = kept + max(_working(c, d, batch_size) for c in configs)
-    return int(1.1 * dtype.itemsize * values) + LIBRARIES
+    working = [1.1 * dtype.itemsize * _working(c, d, batch_size) for c in plain]
+    working += [1.05 * _fast_working(c, d, batch_size) for c in quick]
+    return int(kept + max(working)) + LIBRARIES
 
 
 def _working(config: SAEConfig, d: int, batch_size: int) -> int:
     m, scope = config.d_sae, config.pool.scope
     activations = 1.6 * m * batch_size  # values, masks of one byte each, positions of candidates
+    if config.jumprelu is not None:
+        activations *= 2  # before and after the thresholds
     if config.pool.restricts:
         activations += batch_size * config.pool.size.latents(config.k, m)
         if get_score(config.pool.score).reads_activations:

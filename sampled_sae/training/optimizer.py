@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from sampled_sae.method.config import OptimizerConfig
-from sampled_sae.method.parameters import LEAST_SHARE, Parameters, gradient_factor, unit_rows_
+from sampled_sae.method.parameters import LEAST_SHARE, Weights, gradient_factor, unit_rows_
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
@@ -29,7 +29,7 @@ def remove_parallel_(gradient: Tensor, W: Tensor) -> None:
     gradient.addcmul_(along, W, value=-1)
 
 
-def scale_(gradients: Parameters, config: OptimizerConfig) -> Tensor:
+def scale_(gradients: Weights, config: OptimizerConfig) -> Tensor:
     """Normalize all gradients together, or clip them, in place; returns their common norm before."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
     torch._foreach_mul_(list(gradients), gradient_factor(norm, sum(g.numel() for g in gradients), config))
@@ -71,9 +71,9 @@ def cautious_adam_(
 
 
 class Optimizer:
-    """Adam over an SAE's four tensors."""
+    """Adam over an SAE's tensors."""
 
-    def __init__(self, weights: Parameters, config: OptimizerConfig):
+    def __init__(self, weights: Weights, config: OptimizerConfig):
         self.weights = weights
         self.config = config
         self.updates = 0
@@ -85,15 +85,15 @@ class Optimizer:
             fused=fused,
         )
 
-    def update(self, gradients: Parameters, lr: float) -> Tensor:
+    def update(self, gradients: Weights, lr: float) -> Tensor:
         """One step in place; returns the gradient's norm before it was scaled."""
         remove_parallel_(gradients.W_dec, self.weights.W_dec)
         norm = scale_(gradients, self.config)
         self.updates += 1
         for group, name, weight, gradient in zip(
-            self.adam.param_groups, Parameters._fields, self.weights, gradients, strict=True
+            self.adam.param_groups, self.weights._fields, self.weights, gradients, strict=True
         ):
-            group["lr"] = lr * getattr(self.config.rates, name)
+            group["lr"] = lr * getattr(self.config.rates, name, 1.0)
             if self.config.cautious and weight.ndim == 2:
                 self._cautious(weight, gradient, group["lr"])
             else:
@@ -117,13 +117,13 @@ class Optimizer:
         """Adam's moments and step count by name; empty before the first step."""
         return {
             f"{name}.{key}": value
-            for name, weight in zip(Parameters._fields, self.weights, strict=True)
+            for name, weight in zip(self.weights._fields, self.weights, strict=True)
             for key, value in self.adam.state[weight].items()
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """The inverse of `state`."""
-        for name, weight in zip(Parameters._fields, self.weights, strict=True):
+        for name, weight in zip(self.weights._fields, self.weights, strict=True):
             own = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
             if own:
                 self.updates = int(own["step"])

@@ -326,7 +326,8 @@ class Run:
             sae = learner.sae().rescale_(self.scale)
             measured = None
             if len(x):
-                sae.threshold.fill_(calibrated_threshold(sae, x, learner.config.k, self.shared.batch_size))
+                theta = calibrated_threshold(sae, x, learner.config.k, self.shared.batch_size)
+                sae.threshold.mul_(theta) if sae.threshold.ndim else sae.threshold.fill_(theta)
                 measured = by_threshold(sae, x, batch_size=self.shared.batch_size)
             sae.cfg.metadata.update(self.stream.metadata)
             sae.cfg.metadata["training"] = self.describe()["train"] | {

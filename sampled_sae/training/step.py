@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from sampled_sae.method.codes import (
     value_gradient,
 )
 from sampled_sae.method.config import AuxKConfig, SAEConfig
-from sampled_sae.method.parameters import Parameters, activations
+from sampled_sae.method.parameters import Parameters, Weights, activations
 from sampled_sae.method.pools import PlainEncoder, candidates
 from sampled_sae.method.selection import Moved, Outcome, Selection, keep_largest
 from sampled_sae.training.optimizer import Optimizer
@@ -47,43 +47,66 @@ class StepPath(Protocol):
 
 def loss_and_gradients(
     x: Tensor,
-    weights: Parameters,
+    weights: Weights,
     codes: SparseCodes,
     dead: Tensor | None,
     auxk: AuxKConfig,
     prefixes: Sequence[int] | None = None,
 ) -> Outcome:
-    """x [batch, d_in], kept codes, dead latents [n_dead] -> loss and all gradients, as `Parameters`.
+    """x [batch, d_in], kept codes, dead latents [n_dead] -> loss and all gradients, as `Parameters`."""
+    centered = x - weights.b_dec
+    left = reconstruct(centered, weights.W_dec, codes, prefixes)
+    outcome = parameter_gradients(centered, codes, left)
+    auxiliary = x.new_zeros(())
+    if dead is not None and auxk.alpha > 0:
+        auxiliary = add_auxk(outcome.gradients, x, weights, left.errors[:, -1], dead, auxk)
+    # b_dec is also subtracted before encoding, so it gets every latent's bias gradient through the encoder.
+    outcome.gradients.b_dec.sub_(outcome.gradients.b_enc @ weights.W_enc)
+    return outcome._replace(loss=outcome.loss + auxk.alpha * auxiliary, auxk=auxiliary)
 
-    Nested prefixes: segment p of a token's codes, those of prefix p that are not of the one before, contributes to the
-    reconstructions of prefix p and of all wider ones. So it gets the sum of their gradients.
-    """
-    tokens, nested = len(x), 1 if prefixes is None else len(prefixes)
+
+class Left(NamedTuple):
+    """What the reconstructions by n nested prefixes of the latents leave; n is 1 without prefixes."""
+
+    errors: Tensor
+    """[tokens, n, d_in]."""
+    out: Tensor
+    """[tokens, n, d_in]: gradient of the loss for what segment p of a token's codes contributes, the codes of prefix p
+    that are not of the one before. They are part of prefix p and of all wider ones, so it is a sum over these."""
+    on_value: Tensor
+    """[entries]: gradient of each code."""
+    segment: Tensor
+    """[entries]: row of `out`, as [tokens * n, d_in], that each code belongs to."""
+
+
+def reconstruct(goal: Tensor, W_dec: Tensor, codes: SparseCodes, prefixes: Sequence[int] | None) -> Left:
+    """Reconstruct goal [tokens, d_in] = x - b_dec. The loss is the squared error per token, averaged over prefixes."""
+    tokens, n = len(goal), 1 if prefixes is None else len(prefixes)
     parts = codes if prefixes is None else codes.segments(prefixes)
-    decoded, leaf = decode_with_pullback(parts, weights.W_dec)
+    decoded, leaf = decode_with_pullback(parts, W_dec)
     with torch.no_grad():
-        centered = x - weights.b_dec
-        errors = centered[:, None] - running_sum(decoded.detach().view(tokens, nested, -1))
-        energies = errors.square().sum((0, 2))
-        # The loss's gradient for each prefix's x_hat, then for each segment's contribution to it.
-        out = running_sum(errors * (-2 / (tokens * nested)), backward=True)
-        by_segment = out.view(tokens * nested, -1)
-    on_value = value_gradient(decoded, leaf, by_segment)
+        errors = goal[:, None] - running_sum(decoded.detach().view(tokens, n, -1))
+        out = running_sum(errors * (-2 / (tokens * n)), backward=True)
+    on_value = value_gradient(decoded, leaf, out.view(tokens * n, -1))
+    return Left(errors, out, on_value, parts.token)
+
+
+def parameter_gradients(encoded: Tensor, codes: SparseCodes, left: Left) -> Outcome:
+    """`encoded` [tokens, d_in], the input of the encoder, and its codes -> the reconstruction loss and its gradients.
+
+    That of b_dec is without what comes through the encoder.
+    """
     with torch.no_grad():
-        groups = by_latent(codes)
+        groups, out = by_latent(codes), left.out
+        by_segment = groups._replace(token=left.segment[groups.order])
         gradients = Parameters(
-            W_enc=sum_by_latent(groups, on_value, centered),
-            b_enc=total_by_latent(groups, on_value),
-            W_dec=sum_by_latent(groups._replace(token=parts.token[groups.order]), codes.value, by_segment),
+            W_enc=sum_by_latent(groups, left.on_value, encoded),
+            b_enc=total_by_latent(groups, left.on_value),
+            W_dec=sum_by_latent(by_segment, codes.value, out.view(-1, out.shape[2])),
             b_dec=out[:, 0].sum(0),
         )
-        auxiliary = x.new_zeros(())
-        if dead is not None and auxk.alpha > 0:
-            auxiliary = add_auxk(gradients, x, weights, errors[:, -1], dead, auxk)
-        # b_dec is also subtracted before encoding, so it gets every latent's bias gradient through the encoder.
-        gradients.b_dec.sub_(gradients.b_enc @ weights.W_enc)
-        loss = energies.mean() / tokens + auxk.alpha * auxiliary
-        return Outcome(gradients, loss, energies[-1], auxiliary)
+        energies = left.errors.square().sum((0, 2))
+        return Outcome(gradients, energies.mean() / codes.tokens, energies[-1], encoded.new_zeros(()))
 
 
 def running_sum(segments: Tensor, backward: bool = False) -> Tensor:
@@ -94,7 +117,7 @@ def running_sum(segments: Tensor, backward: bool = False) -> Tensor:
 
 
 def add_auxk(
-    gradients: Parameters, x: Tensor, weights: Parameters, error: Tensor, dead: Tensor, auxk: AuxKConfig
+    gradients: Parameters, x: Tensor, weights: Weights, error: Tensor, dead: Tensor, auxk: AuxKConfig
 ) -> Tensor:
     """Add AuxK's gradients in place and return its loss. Only the dead latents [n_dead] are encoded.
 
@@ -122,7 +145,7 @@ class PlainPath:
 
     name = "plain"
 
-    def __init__(self, weights: Parameters, config: SAEConfig, steps: int, generator: torch.Generator):
+    def __init__(self, weights: Weights, config: SAEConfig, steps: int, generator: torch.Generator):
         self.weights, self.config, self.steps, self.generator = weights, config, steps, generator
         self.optimizer = Optimizer(weights, config.optimizer)
         self.state, self.load_state = self.optimizer.state, self.optimizer.load_state

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from dictionary_learning.trainers.batch_top_k import BatchTopKTrainer
+from dictionary_learning.trainers.jumprelu import JumpReluTrainer
 from dictionary_learning.trainers.matryoshka_batch_top_k import MatryoshkaBatchTopKSAE, MatryoshkaBatchTopKTrainer
 from dictionary_learning.trainers.trainer import SAETrainer
 
-from sampled_sae import batchtopk, matryoshka
-from sampled_sae.method.config import AuxKConfig, ThresholdConfig
-from sampled_sae.method.parameters import Parameters
+from sampled_sae import batchtopk, jumprelu, matryoshka
+from sampled_sae.method.config import AuxKConfig, JumpReLUConfig, ThresholdConfig
+from sampled_sae.method.parameters import JumpReLUParameters, Parameters
 from sampled_sae.method.presets import PAPER_INIT, PAPER_OPTIMIZER
 from sampled_sae.training.learner import Learner
 from sampled_sae.training.optimizer import learning_rate
@@ -99,3 +100,44 @@ def test_loss_gradients_threshold_and_weights_agree(kind):
                 torch.testing.assert_close(mine, other, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
     torch.testing.assert_close(ours.threshold, peer.ae.threshold, rtol=0, atol=1e-5)
     assert revived > 0, "AuxK never took part, so this test shows too little"
+
+
+def test_jumprelu_agrees():
+    """With the variant that has this peer's definitions: loss, gradients and weights over 25 steps."""
+    steps = dict(steps=STEPS, warmup_steps=5, sparsity_warmup_steps=5, decay_start=20)
+    common = dict(activation_dim=D, dict_size=M, layer=0, lm_name="none", seed=0, device="cpu")
+    peer = JumpReluTrainer(**steps, **common, lr=1e-3, bandwidth=0.02, sparsity_penalty=2.0, target_l0=K)
+    config = jumprelu(
+        M,
+        K,
+        jumprelu=JumpReLUConfig(bandwidth=0.02, penalty=2.0, warmup_steps=5, variant="dictionary_learning"),
+        optimizer=replace(PAPER_OPTIMIZER, lr=1e-3, beta1=0.0, warmup_steps=5),
+        init=PAPER_INIT,
+    )
+    ours = Learner(config, D, STEPS, 0, torch.device("cpu"), torch.float32)
+    own = JumpReLUParameters(*((w.data.T if n == "W_enc" else w.data) for n, w in in_order(peer.ae)))
+    for mine, theirs in zip(ours.weights, own, strict=True):
+        mine.copy_(theirs)
+    for step, x in enumerate(data()):
+        if step > 0:
+            other = copy.deepcopy(peer)
+            other.loss(x, step=step).backward()
+            mine = ours.path.gradients(ours.path.select(x, step, ours.pool), None).gradients
+            for (name, weight), gradient in zip(in_order(other.ae), mine, strict=True):
+                theirs = weight.grad.T if name == "W_enc" else weight.grad
+                torch.testing.assert_close(gradient, theirs, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        theirs, stats = peer.update(step, x), ours.step(x, step)
+        assert abs(float(stats.loss) - theirs) <= 1e-5 * max(1, abs(theirs))
+        if step == 0:  # the first rate is 0; a threshold below half the bandwidth would count the zeros of the codes
+            peer.ae.threshold.data.fill_(0.05)
+            ours.weights.threshold.fill_(0.05)
+    for (name, weight), mine in zip(in_order(peer.ae), ours.weights, strict=True):
+        other = weight.data.T if name == "W_enc" else weight.data
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    x = data()[0]
+    torch.testing.assert_close(ours.sae().encode(x), peer.ae.encode(x).detach(), rtol=0, atol=1e-4)
+    assert float((ours.weights.threshold - 0.05).abs().max()) > 1e-3, "the thresholds were not trained"
+
+
+def in_order(ae: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, getattr(ae, name)) for name in JumpReLUParameters._fields]

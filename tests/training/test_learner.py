@@ -89,10 +89,17 @@ def test_each_number_of_the_log_is_declared():
     assert [metric.name for metric in METRICS] == list(Stats._fields)
 
 
-@pytest.mark.parametrize("decoder", ["random", "covariance"])
-def test_a_learner_continues_bit_for_bit_from_its_state(activations, decoder):
+RESUMED = {
+    "topk then batchtopk": ss.topk_then_batchtopk(48, 4, until=0.5),
+    "covariance": ss.topk_then_batchtopk(48, 4, until=0.5, init=InitConfig("covariance")),
+    "jumprelu": ss.jumprelu(48, 4),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_learner_continues_bit_for_bit_from_its_state(activations, name):
     """With the default recipe, before and after the switch from TopK to BatchTopK."""
-    config = ss.topk_then_batchtopk(48, 4, until=0.5, init=InitConfig(decoder), auxk=AuxKConfig(dead_after=1000))
+    config = replace(RESUMED[name], auxk=AuxKConfig(dead_after=1000))
 
     def new() -> Learner:
         return Learner(config, 16, 20, 3, torch.device("cpu"), torch.float32)

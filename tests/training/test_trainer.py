@@ -23,6 +23,7 @@ FAMILY = {
     "matryoshka": ss.matryoshka(48, 4),
     "matryoshka in pools": ss.released(48, 4, "l2", 0.5, prefixes=(0.25,), auxk=AuxKConfig(dead_after=800)),
     "matryoshka, topk first": ss.topk_then_batchtopk(48, 4, prefixes=(7, 20, 48)),
+    "jumprelu": ss.jumprelu(48, 4, prefixes=(8, 24, 48), auxk=AuxKConfig(dead_after=800)),
     "l2": ss.sampled(48, 4, l=3),
     "entropy": ss.sampled(48, 4, "entropy", l=3),
     "uniform": ss.sampled(48, 4, "uniform", l=3),

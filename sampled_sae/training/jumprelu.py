@@ -1,0 +1,108 @@
+"""One training step of JumpReLU in plain PyTorch: a learned threshold per latent, and a penalty that moves L0 to K.
+
+A step function has no useful gradient, so a threshold gets that of a window around it (Rajamanoharan et al., 2024).
+docs/method.md has the formulas.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sampled_sae.method.codes import SparseCodes, by_latent, decode_with_pullback, total_by_latent, value_gradient
+from sampled_sae.method.config import JumpReLUConfig, SAEConfig
+from sampled_sae.method.parameters import JumpReLUParameters, Parameters
+from sampled_sae.method.selection import Outcome, Selection, largest
+from sampled_sae.training.step import Left, PlainPath, add_auxk, parameter_gradients, reconstruct
+
+PEER_START = 0.001
+"""Thresholds of dictionary_learning before the first step."""
+
+
+def thresholds(weights: JumpReLUParameters, config: JumpReLUConfig) -> Tensor:
+    """The threshold of each latent [m]."""
+    return weights.threshold if config.variant == "dictionary_learning" else weights.threshold.exp()
+
+
+def encoder_input(x: Tensor, weights: JumpReLUParameters, config: JumpReLUConfig) -> Tensor:
+    """What the encoder takes of x [batch, d_in]."""
+    return x if config.variant == "dictionary_learning" else x - weights.b_dec
+
+
+def pre_activations(x: Tensor, weights: JumpReLUParameters, config: JumpReLUConfig) -> Tensor:
+    """x [batch, d_in] -> [batch, m]."""
+    return torch.addmm(weights.b_enc, encoder_input(x, weights, config), weights.W_enc.T)
+
+
+def start_thresholds_(weights: JumpReLUParameters, x: Tensor, config: SAEConfig) -> None:
+    """The thresholds before the first step, from its batch x [batch, d_in]."""
+    assert config.jumprelu is not None
+    if config.jumprelu.variant == "dictionary_learning":
+        weights.b_dec.zero_()
+        weights.threshold.fill_(PEER_START)
+    else:
+        z = pre_activations(x, weights, config.jumprelu)
+        weights.threshold.fill_(z.view(-1)[largest(z, config.k * len(x))].min().log())
+
+
+class JumpReLUPath(PlainPath):
+    """A training step of JumpReLU, on any device and in any precision."""
+
+    weights: JumpReLUParameters
+
+    def select(self, x: Tensor, step: int, pool: Tensor) -> Selection:
+        """x [batch, d_in] -> the activations above their thresholds; every latent is in the pool."""
+        self.x, self.step = x, step
+        self.pre = pre_activations(x, self.weights, self.settings)
+        theta = thresholds(self.weights, self.settings)
+        codes = SparseCodes.from_dense(torch.where(self.pre > theta, self.pre, 0))
+        fired = torch.zeros_like(pool)
+        fired[codes.latent] = True
+        return Selection(torch.ones_like(pool), fired, lambda: theta.mean().float(), lambda: len(codes.value), codes)
+
+    @property
+    def settings(self) -> JumpReLUConfig:
+        assert self.config.jumprelu is not None
+        return self.config.jumprelu
+
+    def gradients(self, selection: Selection, dead: Tensor | None) -> Outcome:
+        """Codes and dead latents [n_dead] -> loss and gradients, as `JumpReLUParameters`."""
+        x, weights, settings, codes = self.x, self.weights, self.settings, selection.codes
+        left = reconstruct(x - weights.b_dec, weights.W_dec, codes, self.config.prefixes)
+        outcome = parameter_gradients(encoder_input(x, weights, settings), codes, left)
+        gradients: Parameters = outcome.gradients
+        auxiliary, alpha = outcome.auxk, self.config.auxk.alpha
+        if settings.variant == "relative":
+            if dead is not None and alpha > 0:
+                auxiliary = add_auxk(gradients, x, weights, left.errors[:, -1], dead, self.config.auxk)
+            gradients.b_dec.sub_(gradients.b_enc @ weights.W_enc)
+        penalty, slope = self._penalty(len(codes.value) / len(x))
+        both = JumpReLUParameters(*gradients, threshold=self._on_threshold(left, slope))
+        return Outcome(both, outcome.loss + penalty + alpha * auxiliary, outcome.error, auxiliary)
+
+    def _penalty(self, l0: float) -> tuple[Tensor, Tensor]:
+        """The penalty on L0 at this step, and its derivative."""
+        settings, k = self.settings, self.config.k
+        warmup = min(settings.warmup_steps, self.steps // 5)
+        weight = settings.penalty * (min(1.0, self.step / warmup) if warmup else 1.0)
+        scale = self.x.new_ones(())
+        if settings.variant == "relative":
+            scale = (self.x - self.x.mean(0)).square().sum() / len(self.x)
+        return weight * scale * (l0 / k - 1) ** 2, weight * scale * 2 * (l0 / k - 1) / k
+
+    @torch.no_grad()
+    def _on_threshold(self, left: Left, slope: Tensor) -> Tensor:
+        """Gradient of what decides the thresholds [m], from the activations in a window around each."""
+        pre, settings, theta = self.pre, self.settings, thresholds(self.weights, self.settings)
+        relative = settings.variant == "relative"
+        width = settings.bandwidth * (theta if relative else torch.ones_like(theta))
+        token, latent = ((pre - theta).abs() < width / 2).nonzero(as_tuple=True)
+        near = SparseCodes(token, latent, pre.new_zeros(len(token)), *pre.shape)
+        parts = near if self.config.prefixes is None else near.segments(self.config.prefixes)
+        decoded, leaf = decode_with_pullback(parts, self.weights.W_dec)
+        on_code = value_gradient(decoded, leaf, left.out.view(decoded.shape))
+        # In dictionary_learning the L0 of the codes counts, so only activations above the threshold are seen.
+        counted = 1.0 if relative else (pre[token, latent] > theta[latent]).to(pre.dtype)
+        each = -(theta[latent] * on_code + slope / len(pre) * counted) / width[latent]
+        on_theta = total_by_latent(by_latent(near), each)
+        return on_theta * theta if relative else on_theta
