@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from sampled_sae.evals.probing import sae_probes
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, write_text
 from sampled_sae.utils.third_party import package, reason, stream
@@ -24,6 +25,7 @@ class Labelled:
     """One dataset: texts with their labels, those without any text left out."""
 
     name: str
+    source: str = ""  # collection that it was made of, for datasets that are not independent; its name by default
     texts: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     splits: list[str] | None = None  # train or test for each text; none for a dataset that is still to be split
@@ -182,7 +184,8 @@ PAIRS = {"en": "en-fr", "fr": "fr-it", "de": "de-en", "es": "es-fr", "nl": "nl-p
 
 
 def _load_columns(name: str, texts_a_class: int, characters: int) -> Labelled:
-    known, found = COLUMNS[name], Labelled(name)
+    known = COLUMNS[name]
+    found = Labelled(name, known.source)
     for split in ("train", "test"):
         for row in _stream(name, known.source, split=split):
             label = _cell(row, known.label, name)
@@ -242,17 +245,26 @@ def _stream(name: str, *args: Any, **options: Any) -> Iterator[Any]:
     yield from stream(rows, f"datasets = {name!r}")
 
 
+def _load_sae_probes(name: str, characters: int) -> Labelled:
+    found = Labelled(name, sae_probes.source_of(name))
+    for text, label in sae_probes.texts(name):
+        found.add(text[:characters], label)
+    return found
+
+
 def load(sources: Sequence[str], texts_a_class: int, characters: int) -> list[Labelled]:
     """The datasets, each with a name of its own; of long texts only the first `characters` are kept.
 
     `texts_a_class` bounds what is read of datasets that are too large to be read whole.
     """
+    sources = sae_probes.expanded(sources)
     datasets = [_load(source, texts_a_class, characters) for source in sources]
     names = [dataset.name for dataset in datasets]
     for dataset, source in zip(datasets, sources, strict=True):
         # Files of the same name in two folders.
         if names.count(dataset.name) > 1:
             dataset.name = source
+        dataset.source = dataset.source or dataset.name
     return datasets
 
 
@@ -261,10 +273,11 @@ def _load(source: str, texts_a_class: int, characters: int) -> Labelled:
         found = HUB[source](source, texts_a_class, characters)
     elif source.lower().endswith(tuple(READERS)):
         found = load_file(source, characters)
+    elif sae_probes.belongs(source):
+        found = _load_sae_probes(source, characters)
     else:
-        raise UserError(
-            f"datasets = {source!r}: must be a file ending in {', '.join(READERS)}, or one of {', '.join(HUB)}"
-        )
+        known = ", ".join((sae_probes.NAME, *HUB))
+        raise UserError(f"datasets = {source!r}: must be a file ending in {', '.join(READERS)}, or one of {known}")
     here = f"datasets = {source!r}"
     if not found.texts:
         raise UserError(f"{here}: holds no text ({found.blank} blank, {found.other_split} of other splits)")

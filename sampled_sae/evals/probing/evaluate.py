@@ -19,6 +19,7 @@ from sampled_sae.evals.probing.schema import (
     ProbingResult,
     Scores,
     TaskResult,
+    over_datasets,
     summarise,
 )
 from sampled_sae.evals.reading import Steps, checked
@@ -126,8 +127,10 @@ def evaluate_probing_many(
             f"all_latents = {settings.all_latents}: out of GPU memory; lower the first two, or leave out the last"
         ) from None
     return [
-        ProbingResult(model.name, dtype, layer, summarise([one.tasks for one in found]), list(found), settings)
-        for found in zip(*done, strict=True)
+        ProbingResult(
+            model.name, dtype, layer, summarise([one.tasks for one in found]), found, settings, over_datasets(found)
+        )
+        for found in map(list, zip(*done, strict=True))
     ]
 
 
@@ -225,4 +228,5 @@ def _dataset_result(
         found.append(TaskResult(task.label, task.seed, *counts, top.columns[number], scores))
     data = work.dataset
     left_out = data.blank, data.repeated, data.other_split
-    return DatasetResult(data.name, summarise([found]), found, len(work.texts), *left_out, work.draws.skipped)
+    total = len(work.texts)
+    return DatasetResult(data.name, summarise([found]), found, total, *left_out, work.draws.skipped, data.source)

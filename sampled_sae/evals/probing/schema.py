@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from sampled_sae.config import Config, Count, Distinct, NotEmpty, Positive, at_least, require
 from sampled_sae.evals.bootstrap import Spread, spread
 from sampled_sae.evals.results import saebench_layout
+from sampled_sae.utils.paired import paired
 
 DenseProbe = Literal["exact", "saebench"]
 Pair = Annotated[int, at_least(2)]
@@ -32,7 +33,8 @@ class ProbingConfig(Config):
 
     datasets: Annotated[tuple[str, ...], NotEmpty, Distinct] = SAEBENCH_DATASETS
     """Datasets of SAEBench by name (from the hub), or files ending in .parquet, .jsonl or .csv with the columns text
-    and label and, if there is one, split (train or test)."""
+    and label and, if there is one, split (train or test), or those of the package sae-probes: sae-probes (all),
+    sae-probes:binary, sae-probes:multiclass, sae-probes:NAME."""
     k: Annotated[tuple[Positive, ...], NotEmpty, Distinct] = (1, 2, 5, 10)
     """Numbers of latents that a probe may use; each is a probe of its own."""
     seeds: Annotated[tuple[Count, ...], NotEmpty, Distinct] = (0,)
@@ -113,6 +115,15 @@ class DatasetResult(NamedTuple):
     repeated: int  # texts that were left out because the same text was there before
     other_split: int  # texts that were left out because they belong to neither train nor test
     skipped: dict[str, str]  # classes that have too few texts for a task, and how many they have
+    source: str = ""  # collection of texts; datasets that share it are not independent
+
+
+class Accuracy(NamedTuple):
+    """Mean accuracy over datasets, and its standard error clustered by source."""
+
+    mean: float
+    se: float | None  # None with a single source
+    sources: int
 
 
 class ProbingResult(NamedTuple):
@@ -124,6 +135,7 @@ class ProbingResult(NamedTuple):
     summary: Probes  # `Summary` of each kind of probe: means over classes, then datasets
     datasets: list[DatasetResult]
     settings: ProbingConfig  # how it was measured
+    over_datasets: dict[int, Accuracy]  # of the probes on the k best latents, for each k
 
 
 def combine(probes: Sequence[Probes], merge: Callable[[list[Any]], Any]) -> Probes:
@@ -153,6 +165,17 @@ def summarise(datasets: Sequence[Sequence[TaskResult]]) -> Probes:
     """The tasks of each dataset -> means over classes, then over datasets, and their spread over seeds."""
     by_seed = zip(*(_means_by("seed", tasks).values() for tasks in datasets), strict=True)
     return combine([combine(probes, _mean) for probes in by_seed], _spread)
+
+
+def over_datasets(datasets: Sequence[DatasetResult]) -> dict[int, Accuracy]:
+    """For each k the mean accuracy of the probes on the k best latents."""
+    found = {}
+    for k in datasets[0].summary.top:
+        values = {(one.source, one.name): one.summary.top[k].accuracy.mean for one in datasets}
+        mean = paired(values, dict.fromkeys(values, 0.0))
+        if mean is not None:
+            found[k] = Accuracy(mean.mean, mean.se, mean.clusters[0])
+    return found
 
 
 def _mean(scores: list[Scores]) -> Scores:

@@ -93,7 +93,7 @@ def test_files_of_the_same_name_keep_apart(tmp_path):
 def test_what_no_probe_can_be_made_of_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
     assert refusal(path) == f"datasets = '{path}': no such file"
-    assert "must be a file ending in .parquet, .jsonl, .csv, or one of LabHC/" in refusal("no/such-dataset")
+    assert "must be a file ending in .parquet, .jsonl, .csv, or one of sae-probes, LabHC/" in refusal("no/such-dataset")
     for rows, line in (
         ([{"text": "a", "label": "x"}, {"text": "b", "label": "x"}], "all labels are 'x'; must have at least two"),
         ([{"text": " ", "label": "x"}, {"text": None, "label": "y"}], "holds no text (2 blank, 0 of other splits)"),

@@ -131,6 +131,10 @@ def test_means_are_over_classes_then_datasets_and_spread_over_seeds(lm, file, tm
     assert first.scores.residual.accuracy == second.scores.residual.accuracy
     assert first.scores.residual.auc == pytest.approx(second.scores.residual.auc)
     assert as_json(result)["summary"]["top"]["2"]["f1"]["mean"] == found.mean
+    # The error of the mean of two datasets, each a source of its own.
+    first, second = (dataset.summary.top[2].accuracy.mean for dataset in result.datasets)
+    assert result.over_datasets == {2: (pytest.approx((first + second) / 2), pytest.approx(abs(first - second) / 2), 2)}
+    assert [dataset.source for dataset in result.datasets] == ["weather", "other"]
 
 
 def test_one_seed_has_no_spread(lm, file):
