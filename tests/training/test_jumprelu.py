@@ -86,15 +86,15 @@ def test_training_explains_the_data_at_the_wanted_l0(activations, tmp_path):
     assert back.cfg.architecture == "jumprelu" and back.threshold_ema.isnan()
 
 
-def test_thresholds_begin_with_the_scale_of_the_inputs(activations):
-    """The variant `relative` is independent of the scale: all is in its units."""
-    theta = []
+def test_thresholds_and_their_gradients_follow_the_scale_of_the_inputs(activations):
+    found = []
     for scale in (1.0, 64.0):
-        learner = Learner(ss.jumprelu(64, 4), 16, 30, 0, torch.device("cpu"), torch.float64)
-        for i in range(30):
-            learner.step(scale * activations[i * 100 :][:100].double(), i)
-        theta.append(learner.sae().threshold / scale)
-    torch.testing.assert_close(theta[0], theta[1], rtol=0.05, atol=0)
+        learner = Learner(ss.jumprelu(64, 4, lr=1e-9), 16, 1, 0, torch.device("cpu"), torch.float64)
+        learner.step(scale * activations[:100].double(), 0)
+        theta = learner.sae().threshold / scale
+        selection = learner.path.select(scale * activations[100:200].double(), 0, learner.pool)
+        found.append((theta, learner.path.gradients(selection, None).gradients.threshold / scale**2))
+    torch.testing.assert_close(found[0], found[1], rtol=0.05, atol=1e-3)
 
 
 def test_it_takes_no_pool():
