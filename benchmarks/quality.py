@@ -319,7 +319,7 @@ def main() -> None:
     parser.add_argument("--select-text", help="text to select learning rates on; default: the beginning of --text")
     parser.add_argument("--report-text", help="text to report on; default: the beginning of --text")
     parser.add_argument("--model", help="path or name of the model; default: that of the preset")
-    parser.add_argument("--peers", nargs="*", default=["saelens", "dictionary_learning", "sparsify"], choices=STARTS)
+    parser.add_argument("--peers", nargs="*", default=list(STARTS), choices=STARTS, help="peers and their variants")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--probing", nargs="*", default=[], help="datasets for probing: .jsonl, .parquet or .csv")
     parser.add_argument("--no-loss", action="store_true", help="leave out CE loss recovered")

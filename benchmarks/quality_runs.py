@@ -46,7 +46,7 @@ SMALL = replace(MAIN, d_sae=16_384, tokens=10_000_000, start_factor=2)
 PRESETS = {
     "cpu": Setting(
         d_sae=2048, k=32, batch=256, tokens=49_152, select_tokens=16_384, context=128, buffer_tokens=2**14,
-        calibration=32, select=64, report=64, words=0, start_factor=8,
+        calibration=32, select=64, report=64, words=0, start_factor=4,
     ),
     "main": MAIN,
     "50M": replace(MAIN, tokens=50_000_000),

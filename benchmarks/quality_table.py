@@ -61,8 +61,14 @@ def number(value: float | None, form: str = ".4f") -> str:
     return "" if value is None else format(value, form)
 
 
-def table(runs: list[Run]) -> str:
-    """Markdown table of one length; `against` compares each peer's FVU with ours on the same set."""
+def searched(results: Results, setting: Setting) -> set[str]:
+    """Peers whose search for a learning rate is finished."""
+    tokens = setting.select_tokens
+    return {toolkit for toolkit in NAMES if results.get(key(setting, toolkit, None, tokens), "selected")}
+
+
+def table(runs: list[Run], finished: set[str]) -> str:
+    """Markdown table of one length; "ours less by" compares on the last set of held-out tokens."""
     last = "wide" if "wide" in runs[0]["fvu"] else "report"
     ours = [run["fvu"][last] for run in runs if run["toolkit"] == OURS]
     mean = sum(ours) / len(ours) if ours else None
@@ -73,8 +79,9 @@ def table(runs: list[Run]) -> str:
         e, theirs = run["evaluation"], run["fvu"][last]
         less = "" if mean is None or run["toolkit"] == OURS else f"{1 - mean / theirs:.1%}"
         probing = e.get("probing", {})
+        name = NAMES[run["toolkit"]] + ("" if run["toolkit"] in {*finished, OURS} else " (search unfinished)")
         rows.append(
-            [NAMES[run["toolkit"]], f"{run['lr']:.2g}" if run["lr"] else "", *map(number, run["fvu"].values()), less]
+            [name, f"{run['lr']:.2g}" if run["lr"] else "", *map(number, run["fvu"].values()), less]
             + [number(run["l0"][last], ".1f"), number(run.get("dead"), ".1%"), number(e.get("ce_recovered"))]
             + [number(e.get("absorption"), ".3f"), number(e.get("main_f1"), ".2f")]
             + [number(probing.get(k), ".3f") for k in ("1", "5")]
@@ -102,41 +109,48 @@ def title(setting: Setting) -> str:
 
 
 def draw(results: Results, names: list[str], path: Path) -> None:
-    """FVU against GPU seconds: hollow the selection, filled full length, joined at the best rate."""
+    """FVU against GPU seconds: hollow the selection, filled full length, joined at the best rate.
+
+    Small markers are the other rates, and all rates of a search that is not finished.
+    """
     from plotly.subplots import make_subplots
 
     figure = make_subplots(
         rows=1, cols=len(names), subplot_titles=[title(PRESETS[n]) for n in names], horizontal_spacing=0.08
     )
-    shown = set()
+    shown, of_best = set(), list[float]()
     for column, name in enumerate(names, start=1):
         setting = PRESETS[name]
         lengths = sorted({setting.select_tokens, setting.tokens})
         for toolkit, color in COLORS.items():
             every = {t: [r for r in runs_of(results, setting, t) if r["toolkit"] == toolkit] for t in lengths}
-            best = [best_runs(runs)[0] for runs in every.values() if runs]
-            last = "wide" if best and "wide" in best[0]["fvu"] else "report"
-            common = {"row": 1, "col": column, "legendgroup": toolkit}
-            if not best:
+            whole = [run for runs in every.values() for run in runs]
+            if not whole:
                 continue
+            done = toolkit in {OURS, *searched(results, setting)}
+            best = [best_runs(runs)[0] for runs in every.values() if runs and done]
+            last = "wide" if "wide" in whole[0]["fvu"] else "report"
+            common = {"row": 1, "col": column, "legendgroup": toolkit}
             figure.add_scatter(
                 x=[r["seconds"] for r in best], y=[r["fvu"][last] for r in best], mode="lines+markers",
-                name=NAMES[toolkit], line={"color": color, "width": 2}, showlegend=toolkit not in shown,
+                name=NAMES[toolkit], line={"color": color, "width": 2}, showlegend=bool(best) and toolkit not in shown,
                 marker={"size": 11, "color": [color if r["tokens"] == setting.tokens else "white" for r in best],
                         "line": {"color": color, "width": 2}},
                 **common,
             )  # fmt: skip
-            rest = [r for runs in every.values() for r in runs if r not in best]
+            rest = [run for run in whole if run not in best]
             figure.add_scatter(
                 x=[r["seconds"] for r in rest], y=[r["fvu"][last] for r in rest], mode="markers", showlegend=False,
                 marker={"size": 6, "symbol": "circle-open", "color": color}, **common,
             )  # fmt: skip
-            shown.add(toolkit)
+            shown |= {toolkit} if best else set()
+            of_best += [r["fvu"][last] for r in best]
         ticks = [1, 2, 5, 10, 20, 50, 100, 200, 500]
         figure.update_xaxes(
             type="log", title="GPU seconds of training", tickvals=ticks, ticktext=[str(t) for t in ticks], col=column
         )
         figure.update_yaxes(title="FVU" if column == 1 else None, col=column)
+    figure.update_yaxes(range=[0.95 * min(of_best), 1.05 * max(of_best)], tickformat=".2f")  # without failed rates
     figure.update_layout(
         template="plotly_white", font={"size": 14}, width=200 + 480 * len(names), height=560,
         legend={"orientation": "h", "y": -0.18}, margin={"t": 60},
@@ -148,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--picture", type=Path)
-    parser.add_argument("--out", type=Path, help="write everything as JSON there")
+    parser.add_argument("--out", type=Path, help="write the best runs as JSON there")
     a = parser.parse_args()
     results = Results(a.runs)
     content, there = {}, []
@@ -157,10 +171,11 @@ def main() -> None:
         if not full:
             continue
         there.append(name)
-        print(f"\n## {name}: {title(setting)}\n\n{setting.tokens:,} tokens:\n\n{table(best_runs(full))}")
+        done = searched(results, setting)
+        print(f"\n## {name}: {title(setting)}\n\n{setting.tokens:,} tokens:\n\n{table(best_runs(full), done)}")
         if short:
-            print(f"\n{setting.select_tokens:,} tokens:\n\n{table(best_runs(short))}\n\n{rates(short)}")
-        content[name] = {"full": full, "select": short}
+            print(f"\n{setting.select_tokens:,} tokens:\n\n{table(best_runs(short), done)}\n\n{rates(short)}")
+        content[name] = {"full": best_runs(full), "select": best_runs(short), "searched": sorted(done)}
     if a.out:
         a.out.write_text(json.dumps(content, indent=1) + "\n")
     if a.picture:
