@@ -40,6 +40,7 @@ from sampled_sae.method.presets import (
 from sampled_sae.method.rate import default_lr
 from sampled_sae.method.scores import SCORES, register_input_score, register_score
 from sampled_sae.sae import SAE
+from sampled_sae.training.run import Callback
 from sampled_sae.utils.errors import Interrupted, UserError
 
 try:
@@ -51,6 +52,7 @@ __all__ = [
     "SCORES",
     "Annealed",
     "AuxKConfig",
+    "Callback",
     "Constant",
     "Everything",
     "Fraction",

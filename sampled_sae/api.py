@@ -98,6 +98,8 @@ def train(
     out: PathLike | None = None,
     resume: bool = False,
     heldout: Any = None,
+    key: str | None = None,
+    keep: bool = True,
     device: Device | None = None,
     dtype: torch.dtype = torch.float32,
     callbacks: Sequence[Callback] = (),
@@ -110,8 +112,10 @@ def train(
     (see `activations`), or a dictionary of several, which returns a dictionary, as several hook points do. The length
     is `steps`, or `tokens` divided by the batch size. With `out`, log, checkpoints and SAEs are written there, and
     `resume=True` continues from the last checkpoint with the same result as without an interruption. `heldout`
-    [n, d_in] are tokens for calibration; otherwise some of the activations are held out. `settings` are fields of
-    `TrainConfig`, such as `batch_size` and `seed`. The SAEs take raw activations, whatever their scale.
+    [n, d_in] are tokens for calibration; otherwise some of the activations are held out. `key` names the activations in
+    a file or data set with several tensors or columns. Without `keep`, SAEs that are saved in `out` are returned
+    without their weights, which frees memory. `settings` are fields of `TrainConfig`, such as `batch_size` and `seed`.
+    The SAEs take raw activations, whatever their scale.
     """
     from sampled_sae.data.source import open_source
     from sampled_sae.method.config import SAEConfig
@@ -127,7 +131,7 @@ def train(
     for name in dict.fromkeys(label(config) for config in listed if config.holds_all) if progress else ():
         print(f"{name}: its pool holds all latents, so it is BatchTopK", file=sys.stderr)
     found = run_training(
-        open_source(activations, heldout=heldout),
+        open_source(activations, key=key, heldout=heldout),
         configs,
         TrainConfig(steps_of(steps, tokens, batch_size), batch_size, **settings),
         out=None if out is None else Path(out),
@@ -136,6 +140,7 @@ def train(
         dtype=dtype,
         callbacks=callbacks,
         progress=progress,
+        keep=keep,
     )
     single = isinstance(configs, SAEConfig)
     by_hook = {name: saes[0] if single else saes for name, saes in found.items()}

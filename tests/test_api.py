@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import sampled_sae as ss
+from sampled_sae.evals.core.schema import CoreConfig
 from tests.models.tiny_models import make_model, make_tokenizer
 
 SMALL = {"batch_size": 50, "device": "cpu", "progress": False}
@@ -76,6 +77,18 @@ def test_evaluate_saes_in_memory_and_in_folders(run, model, text, capsys):
         ss.evaluate(saes, model, ["cor"], text=text)
     with pytest.raises(ss.UserError, match="text: is missing; core reads one"):
         ss.evaluate(saes, model)
+
+
+def test_evaluate_on_documents_in_memory(run, model):
+    """Again with the same documents, the results are taken from the folder; others are measured."""
+    documents = [f"{n} " + " ".join(f"the{n * i % 97}" for i in range(30)) for n in range(60)]
+    config = CoreConfig(contexts=4, context=16)
+    first, again, other = (
+        ss.evaluate(run[1][0], model, config, text=texts)[0]["core"]
+        for texts in (documents, tuple(documents), documents[::-1])
+    )
+    assert first == again
+    assert first["fvu"] != other["fvu"]
 
 
 def test_compare_report_and_browse(run, model, text, tmp_path, capsys):

@@ -125,7 +125,8 @@ class Train:
         check_start(configs, TrainConfig(steps, **settings), self.out, self.resume)
         path = self.activations
         source = self.collect.activations(self.device) if path is None else open_source(path, key=self.key)
-        found = train(source, configs, steps=steps, out=self.out, resume=self.resume, device=self.device, **settings)
+        place: dict[str, Any] = {"out": self.out, "resume": self.resume, "device": self.device, "keep": False}
+        found = train(source, configs, steps=steps, **place, **settings)
         for sae in [sae for saes in found.values() for sae in saes] if isinstance(found, dict) else found:
             print(_summary(sae), file=sys.stderr)
             print(sae.folder, flush=True)  # only folders on stdout, for scripts

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sampled_sae.data.cache import INDEX, open_cache
 from sampled_sae.data.stream import (
+    FLOATS,
     ActivationSource,
     ActivationStream,
     ArrayStream,
@@ -38,7 +39,8 @@ def open_source(activations: Any, *, key: str | None = None, heldout: Any = None
     `activations`: a tensor, array or memory map [N, d_in] or [N, L, d_in], a path (.npy, .safetensors, .pt, or the
     folder of a cache), a `datasets` column, a DataLoader or another iterable of batches, an `ActivationStream`, an
     `Endless` source, or several of these by name (a dictionary). `key` names the tensor in a file, or the column of a
-    data set, that has several. `heldout` [n, d_in] replaces the tokens that are otherwise set aside.
+    data set or of an iterable's items, that has several. `heldout` [n, d_in] replaces the tokens that are otherwise
+    set aside.
     """
     given = None if heldout is None else check_batch(heldout, None, "heldout")
     if isinstance(activations, ActivationSource):
@@ -49,8 +51,8 @@ def open_source(activations: Any, *, key: str | None = None, heldout: Any = None
         if not activations:
             raise UserError("activations = {}: must hold at least one layer")
         parts = {f"layer-{name}" if isinstance(name, int) else str(name): each for name, each in activations.items()}
-        return Source({name: _readable(each, key) for name, each in parts.items()}, given)
-    return Source({NAME: _readable(activations, key)}, given)
+        return Source({name: _readable(each, key) for name, each in parts.items()}, given, key)
+    return Source({NAME: _readable(activations, key)}, given, key)
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,14 @@ class Source(ActivationSource):
     parts: Mapping[str, Any]
     """Rows, streams, Endless sources or iterables."""
     heldout: Tensor | None = None
+    key: str | None = None
+    """Name of the activations among the columns of an iterable's items."""
 
     def open(
         self, batch_size: int, heldout_tokens: int, seed: int, steps: int | None = None
     ) -> dict[str, ActivationStream]:
         wanted = heldout_tokens if self.heldout is None else 0
-        opened = {name: _open(part, batch_size, wanted, seed) for name, part in self.parts.items()}
+        opened = {name: _open(part, batch_size, wanted, seed, self.key) for name, part in self.parts.items()}
         if self.heldout is not None:
             width = self.heldout.shape[1]
             for stream in opened.values():
@@ -75,7 +79,7 @@ class Source(ActivationSource):
         return opened
 
 
-def _open(part: Any, batch_size: int, heldout_tokens: int, seed: int) -> ActivationStream:
+def _open(part: Any, batch_size: int, heldout_tokens: int, seed: int, key: str | None) -> ActivationStream:
     if isinstance(part, Rows):
         return ArrayStream(part, batch_size, heldout_tokens, seed)
     if isinstance(part, ActivationStream):
@@ -84,7 +88,7 @@ def _open(part: Any, batch_size: int, heldout_tokens: int, seed: int) -> Activat
         return part
     if isinstance(part, Endless):
         return EndlessStream(part, batch_size, heldout_tokens)
-    return IterableStream(part, batch_size, heldout_tokens)
+    return IterableStream(part, batch_size, heldout_tokens, key)
 
 
 def _readable(activations: Any, key: str | None) -> Any:
@@ -113,8 +117,9 @@ class TensorRows(Rows):
     """A tensor [N, d_in] or [N, L, d_in] in memory, checked as a whole before any work."""
 
     def __init__(self, activations: Tensor):
-        _check_shape(as_tensor(activations, "activations").shape)  # a nested tensor has no shape
-        self.tensor = check_batch(activations, None, "activations")
+        shape = as_tensor(activations, "activations").shape  # a nested tensor has no shape
+        self.length, self.device = _check_shape(shape), activations.device
+        self.tensor = check_batch(activations, None, "activations", self.row)
         self.shape = (len(self.tensor), self.tensor.shape[1])
 
     def take(self, rows: Tensor) -> Tensor:
@@ -125,8 +130,11 @@ class ArrayRows(Rows):
     """An array or memory map [N, d_in] or [N, L, d_in], checked as it is read."""
 
     def __init__(self, activations: np.ndarray, modified: float | None = None):
-        _check_shape(activations.shape)
-        as_tensor(activations[:0], "activations")  # its dtype
+        self.length = _check_shape(activations.shape)
+        try:
+            as_tensor(activations[:0], "activations")
+        except UserError:
+            raise UserError(f"activations are {activations.dtype} of shape {activations.shape}: {FLOATS}") from None
         self.array, self.modified = activations.reshape(-1, activations.shape[-1]), modified
         self.shape = (self.array.shape[0], self.array.shape[1])
 
@@ -189,9 +197,11 @@ def _chosen(key: str | None, names: list[Any], holder: str) -> Any:
     return key
 
 
-def _check_shape(shape: tuple[int, ...]) -> None:
+def _check_shape(shape: tuple[int, ...]) -> int | None:
+    """L of [N, L, d_in], None of [N, d_in]."""
     if len(shape) < 2 or shape[-1] < 1:
         raise UserError(f"activations have shape {tuple(shape)}: must be [N, d_in] or [N, L, d_in]")
+    return shape[1] if len(shape) == 3 else None
 
 
 # ---- files --------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +19,7 @@ from sampled_sae.utils.errors import UserError
 
 END = object()  # what an exhausted iterator gives; an item that is None is an error, not the end
 LARGEST = 1e17  # magnitude of an activation: a squared norm over any common width still fits into float32
+FLOATS = "must be floating point: float16, bfloat16, float32 or float64"
 DIGEST_BYTES = 2**27
 """Larger arrays are identified by as many bytes of evenly spaced rows. Hashing them takes about 0.2 s."""
 
@@ -46,6 +47,10 @@ class ActivationStream(Protocol):
     def batch(self, index: int) -> Tensor:
         """Batch number `index` [batch_size, d_in], a function of the index alone; read in rising order, not always
         from 0. On several ranks this is a collective call."""
+
+    def row(self, index: int, position: int) -> str:
+        """Where row `position` of batch `index` comes from, for an error."""
+        return f"row {position} of the batch"
 
     def memory_estimate(self) -> int:
         """Peak bytes on the training device, without the batch itself."""
@@ -83,6 +88,10 @@ class Rows(ABC):
     shape: tuple[int, int]
     modified: float | None = None
     """Time of the last change of a file."""
+    length: int | None = None
+    """Tokens per sequence, of activations [N, L, d_in]."""
+    device: torch.device = torch.device("cpu")
+    """Where `take` takes row numbers without a copy."""
 
     @abstractmethod
     def take(self, rows: Tensor) -> Tensor:
@@ -95,6 +104,10 @@ class Rows(ABC):
 
     def close(self) -> None:  # noqa: B027 (optional)
         """Release threads."""
+
+    def row(self, number: int) -> str:
+        """Name of a row for an error."""
+        return f"row {number}" if self.length is None else "row {}, position {}".format(*divmod(number, self.length))
 
     def identity(self) -> dict[str, Any]:
         """Shape and a digest over the whole range; where that is a sample, also the time of the last change."""
@@ -120,10 +133,13 @@ class Endless(ABC):
         return {}
 
 
-def check_batch(batch: Any, d_in: int | None, where: str, rows: Tensor | None = None) -> Tensor:
+def check_batch(
+    batch: Any, d_in: int | None, where: str, row: Callable[[int], str] = "row {}".format, wait: bool = True
+) -> Tensor:
     """A batch [..., d_in] -> [n, d_in], without gradients, or one line about what is wrong with it.
 
-    `rows` [n] are the numbers of its rows in the activations as a whole, for that line.
+    `row` names one of its rows in that line. Without `wait`, values on a GPU are left to the run, which checks those of
+    many batches at once: to look at them here would wait for the GPU.
     """
     tensor = as_tensor(batch, where)
     if tensor.ndim < 2:
@@ -131,18 +147,24 @@ def check_batch(batch: Any, d_in: int | None, where: str, rows: Tensor | None = 
     if d_in is not None and tensor.shape[-1] != d_in:
         raise UserError(f"{where} has width {tensor.shape[-1]}: the activations before it have width {d_in}")
     tensor = tensor.reshape(-1, tensor.shape[-1])
+    if not wait and tensor.device.type != "cpu":
+        return tensor
     # Smallest and largest show NaN and infinity too, in a tenth of the time of a look at each value.
     if tensor.numel() and not bool((torch.stack(torch.aminmax(tensor)).double().abs() <= LARGEST).all()):
         bad = ~(tensor.double().abs() <= LARGEST)
-        row = int(bad.any(dim=1).nonzero()[0])
-        value, number = float(tensor[row][bad[row]][0]), row if rows is None else int(rows[row])
-        if not np.isfinite(value):
-            raise UserError(f"{where}: NaN or infinity (first in row {number}): activations must be finite")
-        raise UserError(
-            f"{where}: {value:.3g} in row {number}: its square is beyond the range of float32, in which SAEs are "
-            "trained; scale the activations down"
-        )
+        number = int(bad.any(dim=1).nonzero()[0])
+        raise bad_value(float(tensor[number][bad[number]][0]), where, row(number))
     return tensor
+
+
+def bad_value(value: float, where: str, row: str) -> UserError:
+    """One line about an activation that cannot be trained on."""
+    if not np.isfinite(value):
+        return UserError(f"{where}: NaN or infinity (first in {row}): activations must be finite")
+    return UserError(
+        f"{where}: {value:.3g} in {row}: its square is beyond the range of float32, in which SAEs are trained; remove "
+        "such tokens, or scale the activations down"
+    )
 
 
 def as_tensor(batch: Any, where: str) -> Tensor:
@@ -158,8 +180,7 @@ def as_tensor(batch: Any, where: str) -> Tensor:
         kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise UserError(f"{where} is a {kind} tensor: must be dense, such as .to_dense() returns")
     if not tensor.is_floating_point() or tensor.itemsize < 2:
-        dtypes = "floating point: float16, bfloat16, float32 or float64"
-        raise UserError(f"{where} is {tensor.dtype} of shape {tuple(tensor.shape)}: must be {dtypes}")
+        raise UserError(f"{where} is {tensor.dtype} of shape {tuple(tensor.shape)}: {FLOATS}")
     return tensor.detach()
 
 
@@ -199,15 +220,21 @@ class ArrayStream(ActivationStream):
         epoch, position = divmod(index, self.batches)
         if epoch != self._epoch:
             self._epoch = epoch
-            self._order = self.training[permutation(len(self.training), self.seed, epoch + 1)]
+            order = self.training[permutation(len(self.training), self.seed, epoch + 1)]
+            self._order = order.to(self.rows.device)
         rows = self._order[position * self.batch_size : (position + 1) * self.batch_size]
         return self._take(rows, f"activations: batch {index}")
+
+    def row(self, index: int, position: int) -> str:
+        epoch, batch = divmod(index, self.batches)
+        order = permutation(len(self.training), self.seed, epoch + 1)
+        return self.rows.row(int(self.training[order[batch * self.batch_size + position]]))
 
     def close(self) -> None:
         self.rows.close()
 
     def _take(self, rows: Tensor, where: str) -> Tensor:
-        return check_batch(self.rows.take(rows), self.d_in, where, rows)
+        return check_batch(self.rows.take(rows), self.d_in, where, lambda n: self.rows.row(int(rows[n])), wait=False)
 
 
 class EndlessStream(ActivationStream):
@@ -223,7 +250,8 @@ class EndlessStream(ActivationStream):
         return self.source.identity
 
     def batch(self, index: int) -> Tensor:
-        return check_batch(self.source.batch(index, self.batch_size), self.d_in, f"activations: batch {index}")
+        batch = self.source.batch(index, self.batch_size)
+        return check_batch(batch, self.d_in, f"activations: batch {index}", wait=False)
 
 
 class IterableStream(ActivationStream):
@@ -234,12 +262,13 @@ class IterableStream(ActivationStream):
     that were used are read and dropped, so the stream must repeat itself.
     """
 
-    def __init__(self, batches: Iterable[Any], batch_size: int, heldout_tokens: int):
-        self.source, self.batch_size = batches, batch_size
+    def __init__(self, batches: Iterable[Any], batch_size: int, heldout_tokens: int, key: str | None = None):
+        """`key` names the activations in items that are dictionaries."""
+        self.source, self.batch_size, self.key = batches, batch_size, key
         self.iterator: Iterator[Any] = iter(batches)
         self.again = self.iterator is not iter(batches)
         self.spare: deque[Tensor] = deque()
-        self.read = self.position = 0
+        self.read = self.position = self.tokens = 0
         first = self._next(None)
         if first is None:
             raise UserError("activations: the stream is empty; it must give batches [N, d_in] or [N, L, d_in]")
@@ -258,6 +287,7 @@ class IterableStream(ActivationStream):
             batch = self._take(self.batch_size)
             if batch is None and self.again and self.position:
                 self.iterator, self.spare = iter(self.source), deque()
+                self.read = self.tokens = 0
                 again = self._take(self.held)
                 if again is None or not torch.equal(again, self.heldout[: self.held]):
                     raise UserError(
@@ -279,9 +309,24 @@ class IterableStream(ActivationStream):
         if raw is END:
             return None
         self.read += 1
-        if isinstance(raw, list | tuple) and len(raw) == 1:  # as a DataLoader gives the items of a TensorDataset
-            raw = raw[0]
-        return check_batch(raw, d_in, f"activations: item {self.read - 1} of the stream")
+        where, before = f"activations: item {self.read - 1} of the stream", self.tokens
+        batch = check_batch(
+            self._chosen(raw, where), d_in, where, lambda n: f"its row {n}, row {before + n} of the stream", wait=False
+        )
+        self.tokens += len(batch)
+        return batch
+
+    def _chosen(self, raw: Any, where: str) -> Any:
+        """The activations in an item: a DataLoader gives tuples, or dictionaries of columns."""
+        if isinstance(raw, list | tuple) and len(raw) == 1:
+            return raw[0]
+        if not isinstance(raw, Mapping):
+            return raw
+        if self.key is None and len(raw) == 1:
+            return next(iter(raw.values()))
+        if self.key not in raw:
+            raise UserError(f"key = {self.key!r}: {where} has {', '.join(map(str, raw))}; name one of them")
+        return raw[self.key]
 
     def _take(self, tokens: int) -> Tensor | None:
         """The next `tokens` tokens [tokens, d_in], or none if the stream ends before."""

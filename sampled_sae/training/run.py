@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sampled_sae.config import Config, Positive, Seed, first_difference, read_file, write_file
 from sampled_sae.data.harvest import HarvestStopped
-from sampled_sae.data.stream import ActivationStream
+from sampled_sae.data.stream import ActivationStream, bad_value
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.rate import as_begun, summary, with_lr
 from sampled_sae.sae import SAE
@@ -249,11 +249,10 @@ class Run:
         largest = torch.stack([values.max() for _, values in batches]).tolist() if batches else []
         for (step, values), worst in zip(batches, largest, strict=True):
             if not worst <= limit:
-                raise UserError(
-                    f"activations: batch {step}, row {int(values.argmax())}: a value of {worst * self.scale:.3g} "
-                    f"is too large, its square overflows (at most {limit * self.scale:.1g}); remove such "
-                    f"tokens{self._kept()}"
-                )
+                position = int((~(values <= limit)).nonzero()[0])
+                row = self.stream.row(step, position)
+                error = bad_value(float(values[position]) * self.scale, f"activations: batch {step}", row)
+                raise UserError(f"{error}{self._kept()}")
 
     def _checked(self, learner: Learner, stats: Stats) -> Stats:
         self._check_overflow()

@@ -13,7 +13,7 @@ import torch
 from sampled_sae import kernels
 from sampled_sae.config import read_file, write_file
 from sampled_sae.data.source import Source, open_source
-from sampled_sae.data.stream import ActivationSource, ActivationStream, Endless, Rows
+from sampled_sae.data.stream import ActivationSource, ActivationStream, Endless, IterableStream, Rows
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import named
 from sampled_sae.sae import SAE
@@ -98,20 +98,28 @@ def run_training(
     dtype: torch.dtype = torch.float32,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
+    keep: bool = True,
 ) -> dict[str, list[SAE]]:
     """Train all SAEs on each stream of `activations`, which `open_source` opens; returns them by hook point.
 
     One stream is a run in `out`, several are runs in `out`/HOOK, such as layer-12. With `out`, SAEs that do not fit
     into memory together are trained in several passes over the activations, in `out`/pass-1, `out`/pass-2 and so on;
-    these SAEs are returned on the CPU.
+    these SAEs are returned on the CPU. Without `keep`, saved SAEs are returned without their weights, on the device
+    `meta`.
     """
     place, full, source = usable_device(device), checked(configs, shared), open_source(activations)
     if out is not None and resume:
         source = source.as_begun(_recorded_source(out))
     settings = (shared.batch_size, shared.heldout_tokens, shared.seed, shared.steps)
-    streams, again, groups = source.open(*settings), _opens_again(source), [full]
-    if out is not None and again:
+    streams, groups = source.open(*settings), [full]
+    again = _opens_again(source, streams)
+    if out is not None:
         groups = _as_begun(out, full) or split(full, list(streams.values()), shared.batch_size, place)
+    if len(groups) > 1 and not (again and _repeats(source, settings, streams)):
+        raise UserError(
+            f"configs: {len(full)} SAEs do not fit into memory together and would take {len(groups)} passes, but the "
+            "activations do not repeat themselves: give an array, a file or a list, or train fewer SAEs at once"
+        )
 
     def one_pass(
         streams: Mapping[str, ActivationStream], group: list[SAEConfig], folder: Path | None
@@ -137,7 +145,7 @@ def run_training(
         say(f"pass {number} of {len(groups)}: {len(group)} SAEs")
         trained = one_pass(streams or source.open(*settings), group, out / f"pass-{number}")
         for name, saes in zip(found, trained, strict=True):
-            found[name] += [sae.cpu() for sae in saes]
+            found[name] += [sae.cpu() if keep else sae.to("meta") for sae in saes]
         streams = {}  # its memory is needed for the next pass
     return found
 
@@ -146,9 +154,22 @@ def _silent(line: str) -> None:
     pass
 
 
-def _opens_again(source: ActivationSource) -> bool:
+def _repeats(source: ActivationSource, settings: Any, streams: Mapping[str, ActivationStream]) -> bool:
+    """Whether iterables begin with the same tokens when they are opened again, unlike a loader that shuffles."""
+    if not any(isinstance(stream, IterableStream) for stream in streams.values()):
+        return True
+    pairs = zip(streams.values(), source.open(*settings).values(), strict=True)
+    return all(torch.equal(stream.heldout, other.heldout) for stream, other in pairs)
+
+
+def _opens_again(source: ActivationSource, streams: Mapping[str, ActivationStream]) -> bool:
     """Whether a source can be opened for another pass; a stream or an iterable may be readable only once."""
-    return not isinstance(source, Source) or all(isinstance(part, Rows | Endless) for part in source.parts.values())
+    if not isinstance(source, Source):
+        return True
+    return all(
+        isinstance(part, Rows | Endless) or (isinstance(stream, IterableStream) and stream.again)
+        for part, stream in zip(source.parts.values(), streams.values(), strict=True)
+    )
 
 
 def checked(configs: SAEConfig | Sequence[SAEConfig], shared: TrainConfig) -> list[SAEConfig]:

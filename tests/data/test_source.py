@@ -78,6 +78,24 @@ def test_a_column_of_a_data_set():
     refused(data, "key = None: the data set has the columns acts, text")
     refused(data, "key = 'text': each row of the column must be a vector", key="text")
     refused(datasets.DatasetDict({"train": data}), "give one split", key="acts")
+    wrong = X.clone()
+    wrong[777, 2] = torch.nan
+    bad = datasets.Dataset.from_dict({"acts": wrong.tolist()})
+    for data in (bad, bad.to_iterable_dataset()):
+        with pytest.raises(UserError, match=r"NaN or infinity \(first in (its row 777, )?row 777"):
+            list(map(opened(data).batch, range(10)))
+
+
+def test_items_of_several_columns_and_rows_of_sequences():
+    """As a DataLoader over a data set gives them."""
+    items = [{"acts": part, "ids": torch.arange(len(part))} for part in X.split(100)]
+    assert torch.equal(opened(items, key="acts").batch(0), X[100:190])
+    refused(items, "key = None: activations: item 0 of the stream has acts, ids; name one of them")
+    assert torch.equal(opened([{"acts": part} for part in X.split(100)]).batch(0), X[100:190])
+    wrong = X.reshape(50, 20, -1).clone()
+    wrong[31, 7, 0] = torch.inf
+    refused(wrong, "first in row 31, position 7)")
+    refused(np.ones((30, 4), np.int32), "activations are int32 of shape (30, 4): must be floating point")
 
 
 def test_several_by_name_are_opened_together():
@@ -145,9 +163,9 @@ def test_infinity_in_any_dtype(dtype):
         (lambda: torch.tensor(1.0), "activations have shape ()"),
         (lambda: np.float32(3), "activations = float32: must be a tensor, an array"),
         (lambda: np.array(1.0), "activations have shape ()"),
-        (lambda: X.numpy().astype(complex), "is an array of complex128"),
+        (lambda: X.numpy().astype(complex), "activations are complex128 of shape"),
         (lambda: X.to(torch.complex64), "is torch.complex64 of shape"),
-        (lambda: np.array([["a", "b"]] * 200), "is an array of <U1"),
+        (lambda: np.array([["a", "b"]] * 200), "activations are <U1 of shape"),
         (lambda: torch.empty(0, 6), "activations hold 0 tokens"),
         (lambda: torch.empty(5, 0), "activations have shape (5, 0)"),
     ],
@@ -192,7 +210,7 @@ def test_npy_files_of_another_kind(tmp_path):
     np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     refused(tmp_path / "x.npy", "cannot be read (")
     np.save(tmp_path / "x.npy", np.zeros((200, 3), dtype=[("a", "f4")]))
-    refused(tmp_path / "x.npy", "is an array of [('a', '<f4')]")
+    refused(tmp_path / "x.npy", "activations are [('a', '<f4')]")
     refused(tmp_path / "missing.npy", "missing.npy': no such file")
     refused(tmp_path, "must be a cache's folder or a file ending in .npy, .safetensors, .pt, .pth")
 

@@ -93,7 +93,10 @@ def broken(at: int, value: float) -> torch.Tensor:
     [
         (broken(5, torch.nan), "NaN or infinity"),
         (broken(5, -torch.inf), "NaN or infinity"),
-        (iter([rows(200), broken(5, torch.inf)]), r"item 1 of the stream: NaN or infinity \(first in row 5\)"),
+        (
+            iter([rows(200), broken(5, torch.inf)]),
+            r"item 1 .*: NaN or infinity \(first in its row 5, row 205 of the stream\)",
+        ),
         (
             iter([rows(200), torch.zeros(9, 3)]),
             "item 1 of the stream has width 3: .* have width 2",

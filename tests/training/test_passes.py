@@ -3,7 +3,7 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae.data.source import open_source
-from sampled_sae.data.stream import ActivationSource
+from sampled_sae.data.stream import ActivationSource, permutation
 from sampled_sae.training import memory
 from sampled_sae.training import trainer as passes
 from sampled_sae.utils import system
@@ -49,3 +49,31 @@ def test_several_passes_train_the_same_saes_as_one(activations, tmp_path, monkey
     assert [sae.folder for sae in again] == folders
     with pytest.raises(ss.UserError, match=r"passes.json: is of a run with other SAEs"):
         ss.train(source, configs[:1], out=tmp_path / "several", resume=True, **settings)
+
+
+class Shuffled:
+    """As a DataLoader with shuffle=True."""
+
+    def __init__(self, x):
+        self.x, self.epoch = x, 0
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(self.x[permutation(len(self.x), 0, self.epoch)].split(100))
+
+
+def test_iterables_in_several_passes(activations, tmp_path, monkeypatch):
+    """A list is read again; what can be read once, or begins otherwise each time, is refused before training."""
+    configs = [ss.batchtopk(32, 4), ss.topk(32, 4)]
+    settings = {"steps": 4, "batch_size": 100, "heldout_tokens": 200, "progress": False, "device": "cpu"}
+    parts = list(activations.split(100))
+    one = ss.train(parts, configs, out=tmp_path / "one", **settings)
+    monkeypatch.setattr(passes, "split", lambda full, *rest: [full[:1], full[1:]])
+    for once in (iter(parts), Shuffled(activations)):
+        with pytest.raises(ss.UserError, match=r"configs: 2 SAEs do not fit .* 2 passes, .* do not repeat themselves"):
+            ss.train(once, configs, out=tmp_path / "once", **settings)
+        assert not (tmp_path / "once").exists()
+    several = ss.train(parts, configs, out=tmp_path / "several", keep=False, **settings)
+    for a, b in zip(one, several, strict=True):
+        assert b.device.type == "meta"  # only on disk
+        assert same_weights(a, ss.SAE.load(b.folder))

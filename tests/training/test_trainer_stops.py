@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import sampled_sae as ss
+from sampled_sae.data import stream
+from sampled_sae.data.source import TensorRows
 from sampled_sae.data.stream import ActivationStream
 from sampled_sae.training import checkpoint, run
 from sampled_sae.training import step as plain
@@ -201,11 +203,23 @@ def test_an_overflow_is_found_at_its_step_with_its_row(late, log_every, activati
             seen.append(step)
 
     settings = {"steps": 40, "out": tmp_path, "checkpoint_every": 6, "log_every": log_every, "heldout_tokens": 1000}
-    line = r"batch 13, row 17: a value of 1e\+25 is too large, its square overflows .* checkpoint of step 12 is kept"
+    line = r"batch 13: 1e\+25 in row 17 of the batch: its square is beyond .* checkpoint of step 12 is kept"
     with pytest.raises(ss.UserError, match=line):
         ss.train(Huge(activations), ss.batchtopk(48, 4), callbacks=[Steps()], **settings, **QUIET)
     assert seen[-1] == (12 if log_every == 1 or not late else 16)
     assert sorted(path.name[-2:] for path in (tmp_path / "checkpoints").iterdir()) == ["06", "12"]
+
+
+@pytest.mark.parametrize(
+    "value, line", [(1e14, r"1e\+14 in row 726: its"), (torch.nan, r"NaN or .* \(first in row 726\)")]
+)
+def test_a_late_check_names_the_row_of_the_array(value, line, activations, monkeypatch):
+    """As of activations on a GPU, whose values the run checks."""
+    rows = TensorRows(1e-5 * activations)
+    rows.tensor[726, 3] = value
+    monkeypatch.setattr(stream, "check_batch", lambda batch, *_, **__: batch)
+    with pytest.raises(ss.UserError, match=r"activations: batch \d+: " + line):
+        ss.train(rows, ss.batchtopk(48, 4), steps=40, heldout_tokens=1, **QUIET)
 
 
 @pytest.mark.parametrize("name", ["ü" * 101, "a\nb", "a\x1b[31m", "a\u2028b", "x" * 201, "", ".x", "a/b"])
