@@ -228,11 +228,13 @@ class SAE(nn.Module):
                 moved = by @ self.W_dec[add]
                 if len(set_):
                     moved = moved + (to - self._codes(flat, set_)) @ self.W_dec[set_]
+                if self.cfg.normalize_activations != "none":
+                    moved = moved * self._normalization(flat.to(self.device, self.dtype))[1]
                 return (flat + moved.to(flat)).view(x.shape)
             codes = self._codes(flat, None)
             codes[:, set_] = to
             codes[:, add] += by
-            return self.decode(codes).to(flat).view(x.shape)
+            return self.decode(codes, flat).to(flat).view(x.shape)
 
         with attach(decoder, hook, self.cfg.metadata, self.d_in, replace):
             yield model

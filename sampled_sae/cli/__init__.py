@@ -31,6 +31,7 @@ COMMANDS = {
     "compare": "compare.Compare",
     "report": "report.Report",
     "browse": "browse.Browse",
+    "convert": "convert.Convert",
     "push": "push.Push",
     "reproduce": "reproduce.Reproduce",
     "synthetic": "synthetic.Synthetic",

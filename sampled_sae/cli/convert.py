@@ -1,0 +1,37 @@
+"""`sampled-sae convert`: SAEs of any format in another one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Write SAEs in another format. SAEs of SAELens, dictionary_learning, sparsify, Gemma Scope, Llama Scope and
+    Qwen-Scope are read, and those of installed packages."""
+
+    source: tyro.conf.Positional[Path]
+    """Folder or file of an SAE, hf:OWNER/NAME/FOLDER for one on the hub, or a folder with several."""
+    out: tyro.conf.Positional[Path]
+    """Folder of the new SAE; of several SAEs each gets a folder in there."""
+    format: str = "saelens"
+    """saelens, dictionary_learning, or a format of an installed package."""
+    k: int | None = None
+    """Active latents per token, for files that do not name them (Qwen-Scope)."""
+
+    def run(self) -> None:
+        from sampled_sae.evals.results import find_saes, names_of
+        from sampled_sae.formats import FORMATS
+        from sampled_sae.formats.hub import local
+        from sampled_sae.sae import SAE
+
+        FORMATS.find(self.format)  # reports a wrong name first
+        source = local(self.source)
+        found = find_saes([source])
+        single = found == [source] or source.is_file()
+        for path, name in zip(found, names_of(found), strict=True):
+            sae = SAE.load(path, k=self.k)
+            print(sae.save(self.out if single else self.out / name, self.format), flush=True)
