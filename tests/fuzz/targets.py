@@ -49,6 +49,7 @@ from sampled_sae.training import checkpoint
 from sampled_sae.training.callbacks import read_log
 from sampled_sae.training.run import Callback, TrainConfig
 from sampled_sae.training.trainer import checked
+from tests.fuzz.formats import FILES, build_formats, damage_of, folder_of, read
 from tests.fuzz.mutate import Damage, binary_damage, json_damage, lines_damage, odd_arrays, other_archive, text_damage
 from tests.reporting import made_up, made_up_compare, made_up_sweep
 
@@ -164,6 +165,7 @@ def build(root: Path) -> None:
     answers = AnswerCache(ChatConfig(cache=str(root / "answers")))
     for n in range(3):
         answers.keep({"model": "m", "n": n}, f"answer {n}")
+    build_formats(root)
     _texts(root / "text")
     _arrays(root / "arrays")
 
@@ -457,6 +459,10 @@ def targets() -> list[Target]:
         Target("configs", "configs", (File("configs.json", json_damage, "strict", ANY),), _configs, 3),
         Target("log", "run", (File("log.jsonl", lines_damage, "lenient"),), _log),
         Target("answers", "answers", (File("answers.jsonl", lines_damage, "lenient"),), _answers),
+    ]
+    found += [
+        Target(name, folder_of(name), tuple(File(file, damage_of(file), "lenient") for file in files), read)
+        for name, files in FILES.items()
     ]
     kinds: dict[str, tuple[Make, Any]] = {
         "a.jsonl": (lines_damage, "lenient"),
