@@ -2,8 +2,9 @@
 
 python benchmarks/whole_command.py --model MODEL --text TEXT --heldout TEXT --out FOLDER
 
-Does the same as `sampled-sae train` and `sampled-sae eval` for one BatchTopK SAE, and times each part. Harvest and
-steps overlap, so each is also timed alone, on part of the tokens.
+Does the same as `sampled-sae train` and `sampled-sae eval` for one BatchTopK SAE, and times each part. Harvest, steps
+and checkpoints overlap, so harvest and steps are also timed alone, on part of the tokens, and so are the writing of
+checkpoints and their checksums.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 CLOCK: dict[str, float] = {}
 
@@ -23,8 +25,17 @@ CLOCK: dict[str, float] = {}
 def clock(name: str) -> Iterator[None]:
     begin = time.perf_counter()
     yield
-    CLOCK[name] = time.perf_counter() - begin
-    print(f"{name}: {CLOCK[name]:.2f} s", flush=True)
+    CLOCK[name] = CLOCK.get(name, 0) + time.perf_counter() - begin
+
+
+def timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function, whose time is added up under a name."""
+
+    def call(*arguments: Any) -> Any:
+        with clock(name):
+            return function(*arguments)
+
+    return call
 
 
 with clock("import"):
@@ -37,6 +48,7 @@ with clock("import"):
     from sampled_sae.evals.core.evaluate import evaluate_core_many
     from sampled_sae.evals.core.schema import CoreConfig
     from sampled_sae.models.load import load_model
+    from sampled_sae.training import checkpoint
 
 
 def main() -> None:
@@ -44,27 +56,31 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--text", default="stdlib")
     parser.add_argument("--heldout", default="stdlib")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", choices=("auto", "True", "False"), default="auto", help="the model's blocks")
+    parser.add_argument("--buffer", type=int, help="tokens of the buffer; by default as many as memory allows")
     parser.add_argument("--out", type=Path, required=True)
     sizes = {"layer": 12, "context": 512, "m": 65_536, "k": 60, "batch": 4096, "tokens": 25_000_000, "contexts": 64}
-    for name, default in (sizes | {"buffer": 2**19, "checkpoint": 1000}).items():
+    for name, default in (sizes | {"checkpoint": 1000, "alone": 2, "heldout-tokens": 65_536}).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     a = parser.parse_args()
     cuda = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
+    steps, compiled = a.tokens // a.batch, {"auto": "auto", "True": True, "False": False}[a.compile]
+    checkpoint.save = timed(checkpoint.save, "checkpoints, beside the steps on a GPU")
+    checkpoint.checksum = timed(checkpoint.checksum, "their checksums")
     begin = time.perf_counter()
     with clock("load the model"):
         model = load_model(a.model, device, dtype)
-        if a.compile:
-            model.compile()
     text = TextConfig(a.context, bos=model.bos)
     with clock("tokenize and hold out"):
-        source = model_activations(model, a.text, a.layer, context=a.context, buffer_tokens=a.buffer)
-        [stream] = source.open(a.batch, 65_536, 0).values()
+        settings = {"context": a.context, "buffer_tokens": a.buffer, "compile": compiled}
+        source = model_activations(model, a.text, a.layer, **settings)
+        [stream] = source.open(a.batch, a.heldout_tokens, 0, steps).values()
     config = ss.batchtopk(a.m, a.k)
     common = {"batch_size": a.batch, "device": device, "checkpoint_every": a.checkpoint}
     with clock("harvest, train, calibrate, save"):
-        sae = ss.train(stream, config, steps=a.tokens // a.batch, out=a.out / "run", **common)
+        sae = ss.train(stream, config, steps=steps, out=a.out / "run", progress=False, **common)
+        stream.close()
     with clock("measure"):
         tokens = torch.stack(
             list(islice(contexts(TextSource(a.heldout).documents(), model.tokenizer, text), a.contexts))
@@ -72,19 +88,29 @@ def main() -> None:
         how = CoreConfig(put_in="normal", contexts_at_once=16)
         [result] = evaluate_core_many([sae], model, a.layer, tokens, how)
     CLOCK["all"] = time.perf_counter() - begin + CLOCK["import"]
-    print(f"FVU {result.normal.fvu.value:.4f}, total {CLOCK['all']:.1f} s", flush=True)
-    [fresh] = source.open(a.batch, 65_536, 0).values()
-    blocks, size = 6, fresh.harvest.rounds.batches
-    with clock(f"harvest alone, {blocks * size} batches"):
-        for block in range(blocks):
-            x = fresh.batch(block * size).float()
-        if cuda:
-            torch.cuda.synchronize()
-    block = torch.cat([fresh.batch((blocks - 1) * size + i) for i in range(size)])
-    with clock(f"steps alone, {blocks * size}"):
-        ss.train(block, config, steps=blocks * size, progress=False, heldout=x[:512], **common)
+    log = [json.loads(line) for line in (a.out / "run" / "log.jsonl").read_text().splitlines()]
     found = {"settings": {k: str(v) for k, v in vars(a).items() if k != "out"}, "seconds": CLOCK}
     found |= {"fvu": result.normal.fvu.value, "device": torch.cuda.get_device_name() if cuda else "cpu"}
+    found |= {"buffer_tokens": stream.harvest.config.buffer_tokens, "compiled": stream.harvest.config.compile}
+    found |= {
+        "tokens_per_second": log[-1]["tokens_per_second"],
+        "training_seconds": sae.cfg.metadata["training"]["seconds"],
+    }
+    print(json.dumps(found), flush=True)
+    if a.alone:
+        [fresh] = source.open(a.batch, a.heldout_tokens, 0, steps).values()
+        size = fresh.harvest.rounds.batches
+        fresh.batch(0)
+        with clock(f"harvest alone, {a.alone * size} batches"):
+            for number in range(a.alone):
+                x = fresh.batch((number + 1) * size).float()
+            if cuda:
+                torch.cuda.synchronize()
+        rows = torch.cat([fresh.batch(a.alone * size + i) for i in range(size)])
+        fresh.close()
+        with clock(f"steps alone, {a.alone * size}"):
+            ss.train(rows, config, steps=a.alone * size, progress=False, heldout=x[:512], **common)
+        print(json.dumps(found), flush=True)
     (a.out / "whole_command.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

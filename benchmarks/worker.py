@@ -51,8 +51,9 @@ def our_configs(m: int, k: int) -> dict[str, object]:
         "uniform l=10": ss.sampled(m, k, "uniform", 10),
         "uniform 50%": ss.released(m, k, "uniform", 0.5, at=1.0),
         "groups of 512": SAEConfig(m, k, pool=PoolConfig(scope=Scope(tokens=512))),
-        # Latents that do not fire on the batch are dead: half of them, see `ours`.
-        "BatchTopK, AuxK with half dead": ss.batchtopk(m, k, auxk=AuxKConfig(dead_after=1)),
+        # Some latents count as dead from the start, see `ours`.
+        "BatchTopK, AuxK with half dead": ss.batchtopk(m, k, auxk=AuxKConfig(dead_after=10**8)),
+        "BatchTopK, AuxK with a tenth dead": ss.batchtopk(m, k, auxk=AuxKConfig(dead_after=10**8)),
         "16 SAEs, each": ss.batchtopk(m, k),
     }
 
@@ -64,10 +65,12 @@ def ours(name: str, d: int, m: int, k: int, device: str) -> Step:
     copies = 16 if name.startswith("16") else 1
     config = our_configs(m, k)[name.removesuffix(", plain path")]
     learners = [Learner(config, d, 10**6, seed, torch.device(device), torch.float32) for seed in range(copies)]
-    if "half dead" in name:
+    if name.endswith("dead"):
+        every, learner = 2 if "half" in name else 10, learners[0]
         with torch.no_grad():  # below the cut, so they never fire
-            learners[0].weights.W_enc[::2] *= 0.02
-        learners[0].path.load_state({})
+            learner.weights.W_enc[::every] *= 0.02
+        learner.path.load_state({})
+        learner.tokens_since_fired[::every] = learner.tokens_seen = 10**9
 
     def step(x: Tensor, i: int) -> None:
         for learner in learners:

@@ -26,12 +26,12 @@ def padded_copy(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a [n, k] @ b [k, m] -> [n, m] in float32, whatever the type of a and b."""
-    if a.is_cuda and a.dtype != torch.float32 and _OUT_DTYPE:
+    if a.is_cuda and a.dtype != torch.float32 and OUT_DTYPE:
         return torch.mm(a, b, out_dtype=torch.float32)
     return torch.mm(a.float(), b.float())
 
 
-_OUT_DTYPE = tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 8)
+OUT_DTYPE = tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 8)
 """Whether torch can leave a 16-bit product in 32 bits."""
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sampled_sae.kernels.adam import FusedAdam
+from sampled_sae.kernels.auxk import Copies, counts, list_latents, slots
 from sampled_sae.kernels.encoder import FastEncoder
-from sampled_sae.kernels.gradients import Copies, KeptCodes, PoolCodes, counts, loss_and_gradients
+from sampled_sae.kernels.gradients import KeptCodes, PoolCodes, loss_and_gradients
 from sampled_sae.kernels.graphs import Recorder
 from sampled_sae.kernels.select import cut_batch, cut_into_blocks, cut_rows
 from sampled_sae.kernels.sparse import cut_segments, group_by_latent
@@ -18,7 +19,7 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.pools import candidates
 from sampled_sae.method.scores import get_score
-from sampled_sae.method.selection import Moved, Outcome, Selection
+from sampled_sae.method.selection import Dead, Moved, Outcome, Selection
 
 DENSE_BELOW = 128
 """Pools of up to so many times K latents are multiplied whole: cheaper there than going from value to value."""
@@ -41,7 +42,7 @@ class FastPath:
         # What the recorded halves read stays at one address: the batch, the last cuts, the dead latents.
         self.x = weights.b_dec
         self.cuts: dict[int, Tensor] = {}
-        self.dead: dict[int, Tensor] = {}
+        self.dead = torch.zeros(config.d_sae, dtype=torch.bool, device=weights.b_dec.device)
 
     def select(self, x: Tensor, step: int, pool: Tensor) -> Selection:
         """x [batch, d_in] and the last pool [d_sae] -> the kept activations."""
@@ -100,28 +101,18 @@ class FastPath:
         fired = sparse.groups.stop > sparse.groups.start
         return Selection(found.pool, fired, cut.smallest, lambda: int((latent < m).sum()), sparse)
 
-    def update(self, selection: Selection, dead: Tensor | None, lr: float) -> Moved:
-        """Kept activations and dead latents [n_dead] -> one update of the weights."""
+    def update(self, selection: Selection, dead: Dead | None, lr: float) -> Moved:
+        """Kept activations and dead latents -> one update of the weights."""
         self.optimizer.set_rate(lr)
-        dead = None if dead is None else self._in_slots(dead)
-        key = None if self.key is None else (*self.key, 0 if dead is None else len(dead))
+        room = 0 if dead is None else slots(dead.most, self.config.d_sae)
+        if dead is not None:
+            self.dead.copy_(dead.mask)
+        key = None if self.key is None else (*self.key, room)
         with self._here():
-            return self.recorder.run("update", key, lambda: self._update(selection, dead))
+            return self.recorder.run("update", key, lambda: self._update(selection, room))
 
-    def _in_slots(self, dead: Tensor) -> Tensor:
-        """Dead latents [n_dead] -> the same at a fixed address, padded with m to one of 16 lengths."""
-        m = self.config.d_sae
-        step = max(16, -(-m // 256) * 16)
-        size = -(-len(dead) // step) * step
-        if size not in self.dead:
-            self.dead[size] = torch.empty(size, dtype=torch.long, device=dead.device)
-        slots = self.dead[size]
-        slots[len(dead) :].fill_(m)
-        slots[: len(dead)].copy_(dead)
-        return slots
-
-    def _update(self, selection: Selection, dead: Tensor | None) -> Moved:
-        outcome = self.gradients(selection, dead)
+    def _update(self, selection: Selection, room: int) -> Moved:
+        outcome = self.gradients(selection, list_latents(self.dead, room) if room else None)
         norm = self.optimizer.update(*outcome.gradients)
         return Moved(outcome.loss, outcome.error, outcome.auxk, norm)
 

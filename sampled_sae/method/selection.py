@@ -93,6 +93,15 @@ class Selection(NamedTuple):
     """The kept activations, in the form that the gradients of the same step path take."""
 
 
+class Dead(NamedTuple):
+    """Latents that have not fired for long."""
+
+    mask: Tensor
+    """[m] bool."""
+    most: int
+    """At least as many as there are; known without waiting for the device."""
+
+
 class Outcome(NamedTuple):
     """Loss and gradients of one batch."""
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def load_model(
     transformers = package("transformers")
     source = _find(str(model))
     # Downloads show their bars.
-    with quiet(bars=not source.local):
+    with quiet(bars=not source.local), _parsed_once(source):
         config = _read_config(transformers, source)
         count: Any = getattr(text_config(config), "num_hidden_layers", None)
         for layer in layers if isinstance(count, int) else ():
@@ -184,6 +185,24 @@ def _read_weights(transformers: Any, source: Source, config: Any, dtype: torch.d
         del config.quantization_config
     with _reading(source):
         return type(model).from_pretrained(None, config=config, state_dict=model.state_dict(), dtype=dtype)
+
+
+@contextmanager
+def _parsed_once(source: Source) -> Iterator[None]:
+    """Keep what the package gguf computes from a file's header and from the architecture.
+
+    For configuration, tokenizer and weights transformers reads the header again, and it maps the names of all tensors
+    once for each module: seconds each.
+    """
+    gguf = package("gguf") if source.gguf is not None else None
+    given = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map") if hasattr(gguf, name)}
+    try:
+        for name, function in given.items():
+            setattr(gguf, name, cache(function))
+        yield
+    finally:
+        for name, function in given.items():
+            setattr(gguf, name, function)
 
 
 def _move(model: nn.Module, device: torch.device, name: str) -> nn.Module:

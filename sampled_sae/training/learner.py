@@ -15,7 +15,7 @@ from sampled_sae.method.parameters import JumpReLUParameters, Parameters, Weight
 from sampled_sae.method.pools import churn
 from sampled_sae.method.rate import with_lr
 from sampled_sae.method.scores import get_score
-from sampled_sae.method.selection import Selection
+from sampled_sae.method.selection import Dead, Selection
 from sampled_sae.sae import SAE
 from sampled_sae.training.jumprelu import JumpReLUPath, start_thresholds_, thresholds
 from sampled_sae.training.optimizer import learning_rate
@@ -34,6 +34,10 @@ def open_path(weights: Weights, config: SAEConfig, steps: int, generator: torch.
 
         return FastPath(weights, config, steps, generator)
     return PlainPath(weights, config, steps, generator)
+
+
+LOOK_EVERY = 16
+"""Steps between two looks at how many latents are dead, or will be until the next look: each waits for the GPU."""
 
 
 class Stats(NamedTuple):
@@ -113,7 +117,7 @@ class Learner:
         if config.jumprelu is not None:
             self.weights = JumpReLUParameters(*self.weights, threshold=torch.zeros_like(self.weights.b_enc))
         self.path = open_path(self.weights, config, steps, self.generator)
-        self.tokens_seen = 0
+        self.tokens_seen, self.most_dead = 0, -1
         self.tokens_since_fired = torch.zeros(m, dtype=torch.long, device=device)
         self.threshold = torch.full((), torch.nan, dtype=torch.float32, device=device)
         self.pool = torch.zeros(m, dtype=torch.bool, device=device)
@@ -134,7 +138,7 @@ class Learner:
         self.pool.copy_(selection.pool)
         self.ever_pooled |= selection.pool
         self._average_threshold(selection, step)
-        dead = self._count(selection, len(x))
+        dead = self._count(selection, len(x), step)
         lr = learning_rate(config.optimizer, step, self.steps)
         moved = self.path.update(selection, dead, lr)
         if pool_churn is None:
@@ -164,23 +168,26 @@ class Learner:
         mixed = config.beta * self.threshold + (1 - config.beta) * smallest
         self.threshold = torch.where(self.threshold.isnan(), smallest, mixed)
 
-    def _count(self, selection: Selection, tokens: int) -> Tensor | None:
-        """Update the tokens since each latent fired; returns the dead latents [n_dead], or None."""
+    def _count(self, selection: Selection, tokens: int, step: int) -> Dead | None:
+        """Update the tokens since each latent fired; returns the dead latents, or None if there are none."""
         self.tokens_since_fired += tokens
         self.tokens_since_fired.masked_fill_(selection.fired, 0)
         self.tokens_seen += tokens
-        if self.config.auxk.alpha == 0 or self.tokens_seen < self.config.auxk.dead_after:
+        after = self.config.auxk.dead_after
+        if self.config.auxk.alpha == 0 or self.tokens_seen < after:
             return None  # no latent can be dead yet, and checking would synchronize with the GPU
-        dead = self.dead().nonzero().squeeze(1)
-        return dead if len(dead) else None
+        if step % LOOK_EVERY == 0 or self.most_dead < 0:
+            left = LOOK_EVERY - 1 - step % LOOK_EVERY
+            self.most_dead = int((self.tokens_since_fired >= after - left * tokens).sum())
+        return Dead(self.dead(), self.most_dead) if self.most_dead else None
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on."""
         named = {f"weights.{name}": value for name, value in self.weights._asdict().items()}
         adam = {f"adam.{name}": value for name, value in self.path.state().items()}
         own = {name: getattr(self, name) for name in _COUNTERS}
-        seen = torch.tensor(self.tokens_seen)
-        return named | adam | own | {"generator": self.generator.get_state(), "tokens_seen": seen}
+        counts = {"tokens_seen": torch.tensor(self.tokens_seen), "most_dead": torch.tensor(self.most_dead)}
+        return named | adam | own | counts | {"generator": self.generator.get_state()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Inverse of `state`."""
@@ -193,6 +200,7 @@ class Learner:
             setattr(self, name, state[name].to(self.weights.b_dec.device))
         self.generator.set_state(state["generator"].cpu())
         self.tokens_seen = int(state["tokens_seen"])
+        self.most_dead = int(state.get("most_dead", -1))  # earlier versions looked in every step
 
     def sae(self) -> SAE:
         """A copy of the SAE as it is now, in the units of the training input, with its threshold as it is now."""

@@ -19,7 +19,7 @@ from sampled_sae.method.codes import (
 from sampled_sae.method.config import AuxKConfig, SAEConfig
 from sampled_sae.method.parameters import Parameters, Weights, activations
 from sampled_sae.method.pools import PlainEncoder, candidates
-from sampled_sae.method.selection import Moved, Outcome, Selection, keep_largest
+from sampled_sae.method.selection import Dead, Moved, Outcome, Selection, keep_largest
 from sampled_sae.training.optimizer import Optimizer
 
 
@@ -32,8 +32,8 @@ class StepPath(Protocol):
         """x [batch, d_in] and the last pool [d_sae] -> the kept activations. The first recorded half on a GPU."""
         ...
 
-    def update(self, selection: Selection, dead: Tensor | None, lr: float) -> Moved:
-        """Kept activations and dead latents [n_dead] -> one update of the weights. The second recorded half."""
+    def update(self, selection: Selection, dead: Dead | None, lr: float) -> Moved:
+        """Kept activations and dead latents -> one update of the weights. The second recorded half."""
         ...
 
     def state(self) -> dict[str, Tensor]:
@@ -160,9 +160,10 @@ class PlainPath:
         group = 1 if config.cut == "token" else found.group
         return Selection(found.pool, fired, lambda: smallest_kept(codes, group), lambda: len(codes.value), codes)
 
-    def update(self, selection: Selection, dead: Tensor | None, lr: float) -> Moved:
-        """Kept activations and dead latents [n_dead] -> one update of the weights."""
-        outcome = self.gradients(selection, dead)
+    def update(self, selection: Selection, dead: Dead | None, lr: float) -> Moved:
+        """Kept activations and dead latents -> one update of the weights."""
+        numbers = None if dead is None else dead.mask.nonzero().squeeze(1)
+        outcome = self.gradients(selection, numbers if numbers is not None and len(numbers) else None)
         norm = self.optimizer.update(outcome.gradients, lr)
         return Moved(outcome.loss, outcome.error, outcome.auxk, norm)
 

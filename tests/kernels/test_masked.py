@@ -1,6 +1,6 @@
 import torch
 
-from sampled_sae.kernels.gradients import counts, mask_
+from sampled_sae.kernels.auxk import counts, mask_
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -1,0 +1,296 @@
+"""AuxK over the dead latents: dense products, in parallel with the sparse backward pass of the kept codes.
+
+Of its five products the first needs only the batch, so they are launched on a second stream: that fills the GPU where
+the sparse kernels wait for memory. In a recorded step the two streams are two branches of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sampled_sae.kernels.encoder import OUT_DTYPE, product, rows_of
+from sampled_sae.kernels.select import cut_into_blocks, cut_rows
+from sampled_sae.method.config import AuxKConfig
+from sampled_sae.method.parameters import Parameters
+
+WHOLE_ROWS = 2**14
+"""Latents of which a program holds a token's row in its registers."""
+ROWS, BLOCK, WARPS = 8, 256, 4
+BESIDE = True
+"""Whether AuxK runs beside the sparse pass on a GPU."""
+
+
+class Copies(NamedTuple):
+    """What the products read, in 16 bits."""
+
+    x: Tensor
+    """[B, stride]: the batch less b_dec."""
+    W_enc: Tensor
+    """[m, stride]."""
+    W_dec: Tensor
+    """[m, stride]."""
+
+
+class LatentRows(NamedTuple):
+    """Gradients of some latents."""
+
+    W_enc: Tensor
+    """[n, stride]."""
+    W_dec: Tensor
+    """[n, stride]."""
+    b_enc: Tensor
+    """[n]."""
+    through_encoder: Tensor
+    """[d]: the part of b_dec's gradient that comes through their encoders, to be subtracted."""
+
+
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
+class DeadPass:
+    """AuxK's forward and backward pass on one batch."""
+
+    def __init__(self, copies: Copies, weights: Parameters, dead: Tensor, config: AuxKConfig):
+        """`dead` [n] are the dead latents (m: an empty slot). Encoding them begins at once."""
+        self.copies, self.config, self.d = copies, config, len(weights.b_dec)
+        self.stream = _second_stream(copies.x.device) if BESIDE else None
+        with self._beside():
+            m = len(weights.b_enc)
+            self.any = dead[0] < m
+            self.enc, self.dec = rows_of(copies.W_enc, dead), rows_of(copies.W_dec, dead)
+            bias = torch.where(dead < m, weights.b_enc[dead.clamp_max(m - 1)], -torch.inf).to(copies.x.dtype)
+            # Codes and their gradients, side by side for the two products that take both.
+            self.both = torch.empty(2, len(copies.x), len(dead), dtype=copies.x.dtype, device=copies.x.device)
+            torch.addmm(bias, copies.x, self.enc.T, out=self.both[0])
+            keep_largest_of_rows_(self.both[0], config.latents(self.d))
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """What is launched here waits for what was launched before, not the other way round."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def follow(self, out: Tensor, scale: float) -> None:
+        """`out` [B, stride] 16-bit is `scale` times the error of the reconstruction: compute the rest."""
+        with self._beside():
+            f, on_f = self.both
+            share = torch.where(self.any, inverse_spread(out, scale, self.d), 0)
+            after, squares = remaining_error(out, scale, product(f, self.dec), -2 * self.config.alpha * share, self.d)
+            torch.mm(after, self.dec.T, out=on_f)
+            self.loss = squares * share
+            self.rows = latent_rows(f, on_f, after, self.copies.x, self.enc, self.d, self.both)
+
+    def join(self) -> tuple[LatentRows, Tensor]:
+        """Gradients of the dead latents, and AuxK's loss; what is launched from here on waits for them."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+        return self.rows, self.loss
+
+
+def latent_rows(
+    f: Tensor, on_f: Tensor, out: Tensor, x: Tensor, enc: Tensor, d: int, both: Tensor | None = None
+) -> LatentRows:
+    """Gradients of n latents, from their codes [B, n] and the gradients of these (set to 0 where a code is), the
+    gradient of the reconstruction and the batch [B, stride], encoder rows [n, stride]. `both` [2, B, n] holds the first
+    two, if they lie together: two products at once fill a GPU better.
+    """
+    bias = mask_(on_f, f)
+    if both is not None and both.is_cuda and TOGETHER:
+        W_dec, W_enc = torch.bmm(both.transpose(1, 2), torch.stack([out, x]), out_dtype=torch.float32)
+    else:
+        W_dec, W_enc = product(f.T, out), product(on_f.T, x)
+    return LatentRows(W_enc, W_dec, bias, product(bias.to(enc.dtype)[None], enc)[0, :d])
+
+
+TOGETHER = OUT_DTYPE
+"""Whether torch has batched products of 16-bit matrices that stay in 32 bits."""
+
+
+# ---- the dead latents -----------------------------------------------------------------------------------
+
+
+@triton.jit
+def _list(mask, listed, m, size, BLOCK: tl.constexpr):
+    done = 0
+    for first in range(0, m, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        there = tl.load(mask + i, mask=i < m, other=0).to(tl.int32)
+        to = done + tl.cumsum(there, 0) - 1
+        tl.store(listed + to, i.to(tl.int64), mask=(there > 0) & (to < size))
+        done += tl.sum(there)
+    for first in range(0, size, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        tl.store(listed + i, tl.zeros([BLOCK], tl.int64) + m, mask=(i >= done) & (i < size))
+
+
+def list_latents(mask: Tensor, size: int) -> Tensor:
+    """mask [m] bool with at most `size` latents -> their numbers [size] ascending, then m; without waiting for them."""
+    listed = torch.empty(size, dtype=torch.long, device=mask.device)
+    _list[(1,)](mask.view(torch.uint8), listed, len(mask), size, BLOCK=2**12, num_warps=16)
+    return listed
+
+
+def slots(latents: int, m: int) -> int:
+    """Room for so many dead latents of m: one of a few lengths, each of which a step is recorded for."""
+    step = max(16, m // 256, 2 ** (latents.bit_length() - 4) if latents >= 16 else 1)
+    return -(-latents // step) * step
+
+
+# ---- codes ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _cut_whole_rows(bits, width, keep, BLOCK: tl.constexpr):
+    """Keep the `keep` largest positive values of a row and set the others to 0; ties go to the lowest position."""
+    row = bits + tl.program_id(0).to(tl.int64) * width
+    c = tl.arange(0, BLOCK)
+    value = tl.load(row + c, mask=c < width, other=-1).to(tl.int32)
+    high = tl.maximum(tl.max(value), 1) + 1
+    low = tl.maximum(high - 512, 1)  # a factor of 16 below the largest: the cut is hardly ever lower
+    if tl.sum((value >= low).to(tl.int32)) < keep:
+        high = tl.maximum(low, 2)
+        low = high - high + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.sum((value >= middle).to(tl.int32)) >= keep:
+            low = middle
+        else:
+            high = middle
+    room = keep - tl.sum((value > low).to(tl.int32))
+    tie = (value == low).to(tl.int32)
+    kept = (value > low) | ((tie > 0) & (tl.cumsum(tie, 0) <= room))
+    tl.store(row + c, tl.where(kept, value, 0).to(tl.int16), mask=c < width)
+
+
+def keep_largest_of_rows_(z: Tensor, keep: int) -> None:
+    """Keep the `keep` largest positive values of each row of z [tokens, n] bfloat16, in place; the others become 0."""
+    tokens, width = z.shape
+    if width > WHOLE_ROWS:
+        cut_rows(cut_into_blocks(z, keep), keep, dense=True)
+        return
+    block = max(16, triton.next_power_of_2(width))
+    _cut_whole_rows[(tokens,)](z.view(torch.int16), width, keep, BLOCK=block, num_warps=max(1, min(16, block // 1024)))
+
+
+MASK_ROWS, MASK_AT_ONCE, MASK_BLOCK = 32, 4, 256
+
+
+@triton.jit
+def _mask_columns(f, g, sums, tokens, width, GRADIENT: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr,
+                  BLOCK: tl.constexpr):  # fmt: skip
+    """Set g to 0 where f is, and sum its columns; without a gradient, count where f is not 0."""
+    j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    part = tl.program_id(1)
+    begin = (part * ROWS).to(tl.int64) * width
+    f += begin
+    if GRADIENT:
+        g += begin
+    total = tl.zeros([BLOCK], tl.float32)
+    left = tl.minimum(tokens - part * ROWS, ROWS)
+    for first in range(0, left, AT_ONCE):
+        for row in tl.static_range(AT_ONCE):
+            mask = j < tl.where(first + row < left, width, 0)
+            value = tl.load(f + row * width + j, mask=mask, other=0.0)
+            if GRADIENT:
+                slope = tl.load(g + row * width + j, mask=mask, other=0.0)
+                slope = tl.where(value > 0, slope, 0.0)
+                tl.store(g + row * width + j, slope, mask=mask)
+                total += slope.to(tl.float32)
+            else:
+                total += tl.where(value > 0, 1.0, 0.0)
+        f += AT_ONCE * width
+        if GRADIENT:
+            g += AT_ONCE * width
+    tl.store(sums + part * width + j, total, mask=j < width)
+
+
+def _sums(f: Tensor, g: Tensor | None) -> Tensor:
+    tokens, width = f.shape
+    parts = triton.cdiv(tokens, MASK_ROWS)
+    sums = torch.empty(parts, width, device=f.device)
+    _mask_columns[(triton.cdiv(width, MASK_BLOCK), parts)](
+        f, f if g is None else g, sums, tokens, width, GRADIENT=g is not None,
+        ROWS=MASK_ROWS, AT_ONCE=MASK_AT_ONCE, BLOCK=MASK_BLOCK, num_warps=1,
+    )  # fmt: skip
+    return sums.sum(0)
+
+
+def mask_(g: Tensor, f: Tensor) -> Tensor:
+    """Set g [tokens, n] to 0 where f [tokens, n] is not positive, in place; returns its column sums [n] float32."""
+    return _sums(f, g)
+
+
+def counts(f: Tensor) -> Tensor:
+    """f [tokens, n] -> number of positive values in each column [n] float32."""
+    return _sums(f, None)
+
+
+# ---- the error ------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _spread(out, mean, squares, tokens, d, row, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    total = tl.zeros([ROWS], tl.float32)
+    for first in range(0, d, BLOCK):
+        c = first + tl.arange(0, BLOCK)
+        inside = (t < tokens)[:, None] & (c < d)[None, :]
+        value = tl.load(out + t.to(tl.int64)[:, None] * row + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        off = tl.where(inside, value - tl.load(mean + c, mask=c < d, other=0.0)[None, :], 0.0)
+        total += tl.sum(off * off, axis=1)
+    tl.store(squares + tl.program_id(0), tl.sum(total))
+
+
+def inverse_spread(out: Tensor, scale: float, d: int) -> Tensor:
+    """out [B, stride] = `scale` times the error -> 1 over the error's sum of squares around its mean; 0 for 1 / 0."""
+    tokens = len(out)
+    mean = out.sum(0, dtype=torch.float32) / tokens
+    squares = torch.empty(triton.cdiv(tokens, ROWS), device=out.device)
+    _spread[(len(squares),)](out, mean, squares, tokens, d, out.stride(0), ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS)
+    spread = squares.sum() / scale**2
+    return torch.where(spread > 0, 1 / spread, 0)  # nothing to explain counts as 0
+
+
+@triton.jit
+def _remaining(out, decoded, factor, after, squares, tokens, d, row, stride, scale,
+               ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    by = tl.load(factor)
+    total = tl.zeros([ROWS], tl.float32)
+    for first in range(0, stride, BLOCK):
+        c = first + tl.arange(0, BLOCK)
+        at = t.to(tl.int64)[:, None] * stride + c[None, :]
+        inside = (t < tokens)[:, None] & (c < d)[None, :]
+        error = tl.load(out + t.to(tl.int64)[:, None] * row + c[None, :], mask=inside, other=0.0).to(tl.float32) / scale
+        left = error - tl.load(decoded + at, mask=inside, other=0.0)
+        tl.store(after + at, (left * by).to(after.dtype.element_ty), mask=(t < tokens)[:, None] & (c < stride)[None, :])
+        total += tl.sum(left * left, axis=1)
+    tl.store(squares + tl.program_id(0), tl.sum(total))
+
+
+def remaining_error(out: Tensor, scale: float, decoded: Tensor, factor: Tensor, d: int) -> tuple[Tensor, Tensor]:
+    """out [B, stride] = `scale` times the error, what the dead latents explain of it [B, stride] float32 -> what they
+    leave, times `factor` [], [B, stride] 16-bit; and the sum of its squares before [].
+    """
+    tokens, stride = out.shape
+    after = torch.empty(tokens, stride, dtype=out.dtype, device=out.device)
+    squares = torch.empty(triton.cdiv(tokens, ROWS), device=out.device)
+    _remaining[(len(squares),)](
+        out, decoded, factor, after, squares, tokens, d, out.stride(0), stride, scale,
+        ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+    return after, squares.sum()

@@ -1,0 +1,107 @@
+import pytest
+import torch
+
+from sampled_sae.kernels import auxk
+from sampled_sae.kernels.auxk import keep_largest_of_rows_, list_latents, slots
+from sampled_sae.kernels.path import FastPath
+from sampled_sae.method import presets
+from sampled_sae.method.config import AuxKConfig
+from sampled_sae.method.parameters import Parameters
+from sampled_sae.method.selection import Dead
+from sampled_sae.training.learner import LOOK_EVERY, Learner
+from sampled_sae.training.step import PlainPath, add_auxk
+from tests.kernels.test_path import DEVICE, B, K, M, distance, weights_and_batch
+
+
+def reference_cut(z: torch.Tensor, keep: int) -> torch.Tensor:
+    order = z.float().sort(dim=1, descending=True, stable=True)
+    kept = torch.zeros_like(z).scatter_(1, order.indices[:, :keep], order.values[:, :keep].to(z.dtype))
+    return kept.relu()
+
+
+@pytest.mark.parametrize("limit", [2**14, 0])
+@pytest.mark.parametrize(("width", "keep"), [(40, 7), (300, 64), (300, 300), (64, 1)])
+def test_the_largest_of_each_row_stay(width, keep, limit, monkeypatch):
+    monkeypatch.setattr(auxk, "WHOLE_ROWS", limit)  # 0: rows that are too wide for the registers
+    generator = torch.Generator().manual_seed(width)
+    z = torch.randn(12, width, generator=generator).bfloat16()
+    z[1] = z[1].abs().round()  # many ties
+    z[2], z[3] = -z[2].abs(), torch.nan_to_num(z[3], 0) * 1e-30
+    z[4, : width // 2] *= 1e-6  # the cut is far below the largest
+    z[5] = 2.0
+    z[6, ::2] = -torch.inf  # empty slots
+    wanted, z = reference_cut(z, keep), z.to(DEVICE)
+    keep_largest_of_rows_(z, keep)
+    assert torch.equal(z.cpu(), wanted)
+
+
+@pytest.mark.parametrize("m", [70, 5000])
+def test_latents_are_listed_in_order(m):
+    mask = torch.rand(m, generator=torch.Generator().manual_seed(0)) < 0.1
+    numbers = mask.nonzero().squeeze(1)
+    found = list_latents(mask.to(DEVICE), len(numbers) + 9).cpu()
+    assert torch.equal(found[: len(numbers)], numbers) and found[len(numbers) :].tolist() == [m] * 9
+
+
+def test_the_room_for_dead_latents_takes_few_lengths():
+    rooms = [slots(n, 65_536) for n in range(1, 65_537)]
+    assert all(n <= room for n, room in enumerate(rooms, 1)) and all(room % 16 == 0 for room in rooms)
+    assert len(set(rooms)) < 60 and slots(6554, 65_536) == 6656 and rooms[-1] == 65_536
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6])
+def test_auxk_adds_what_the_plain_path_adds(share):
+    d, config = 32, presets.batchtopk(M, K, auxk=AuxKConfig(k=3))
+    weights, x = weights_and_batch(d)
+    path = FastPath(weights, config, 10, torch.Generator(DEVICE).manual_seed(0))
+    selection = path.select(x, 0, torch.zeros(M, dtype=torch.bool, device=DEVICE))
+    silent = (~selection.fired).nonzero().squeeze(1)
+    dead = silent[: max(1, int(share * len(silent)))]
+    without = path.gradients(selection, None)
+    mask = torch.zeros(M, dtype=torch.bool, device=DEVICE).index_fill_(0, dead, True)
+    outcome = path.gradients(selection, list_latents(mask, slots(len(dead) + 5, M)))
+    plain = PlainPath(weights, config, 10, torch.Generator(DEVICE).manual_seed(0))
+    codes = plain.select(x, 0, torch.zeros(M, dtype=torch.bool, device=DEVICE)).codes
+    error = x - weights.b_dec - codes.decode(weights.W_dec)
+    added = Parameters(*(torch.zeros_like(w) for w in weights))
+    loss = add_auxk(added, x, weights, error, dead, config.auxk)
+    added.b_dec.sub_(added.b_enc @ weights.W_enc)
+    assert distance(outcome.auxk, loss) < 0.01
+    for name, a, b, wanted in zip(
+        Parameters._fields, outcome.gradients.full(), without.gradients.full(), added, strict=True
+    ):
+        assert distance(a - b, wanted) < 0.03, name
+
+
+def test_room_without_dead_latents_changes_nothing():
+    """The room is for those that may be dead until the next look; there may be none of them yet."""
+    weights, x = weights_and_batch(16)
+    path = FastPath(weights, presets.batchtopk(M, K), 10, torch.Generator(DEVICE).manual_seed(0))
+    selection = path.select(x, 0, torch.zeros(M, dtype=torch.bool, device=DEVICE))
+    nobody = torch.zeros(M, dtype=torch.bool, device=DEVICE)
+    with_room, without = path.gradients(selection, list_latents(nobody, 16)), path.gradients(selection, None)
+    assert float(with_room.auxk) == 0 and torch.equal(with_room.loss, without.loss)
+    for a, b in zip(with_room.gradients.full(), without.gradients.full(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_there_is_always_room_for_the_dead():
+    """Looks are rare, because each waits for the GPU: the number that was seen must hold until the next one."""
+    config = presets.topk(M, 1, auxk=AuxKConfig(dead_after=5 * B))
+    learner = Learner(config, 16, 100, 0, DEVICE, torch.float32)
+    seen = []
+    given = learner.path.update
+
+    def update(selection, dead: Dead | None, lr):
+        truly = int(learner.dead().sum())
+        assert truly == 0 if dead is None else truly <= dead.most
+        seen.append((truly, dead and dead.most))
+        return given(selection, dead, lr)
+
+    learner.path.update = update
+    for step in range(3 * LOOK_EVERY):
+        learner.step(weights_and_batch(16, seed=step % 7)[1], step, measure=False)
+    assert max(truly for truly, _ in seen) > 0 and len({most for _, most in seen if most}) < 8
+    again = Learner(config, 16, 100, 0, DEVICE, torch.float32)
+    again.load_state(learner.state())
+    assert again.most_dead == learner.most_dead
