@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sampled_sae.reporting.collect import dicts, part
 from sampled_sae.reporting.figures import INK, heatmap, plain, wrapped
@@ -25,21 +25,30 @@ OLD_UNIQUE = "made by an older version, which ignored latents without an explana
 
 # ---- tables of all outputs -----------------------------------------------------------------------------
 
-SEED_COLUMNS = {
-    "mmcs": "MMCS",
-    "random": "random",
-    "live": "MMCS, live",
-    "live_random": "random, live",
-    "matched": "one-to-one",
-    "shared": "same feature",
+Latents = Literal["live", "all"]
+TITLES = {
+    "live": "MMCS from rows to columns, live latents",
+    "all": "MMCS from rows to columns, all latents, dead ones included",
 }
+SEED_COLUMNS = {
+    "live": {"live": "MMCS, live", "live_random": "random"},
+    "all": {"mmcs": "MMCS, all", "random": "random"},
+}
+
+
+def latents_of(content: Content) -> Latents:
+    """Latents whose MMCS is shown: live ones, unless all were asked for or some pair does not know which are live."""
+    pairs = dicts(content, "pairs")
+    known = bool(pairs) and all(part(pair, "live") for pair in pairs)
+    return "live" if known and part(content, "settings").get("latents") != "all" else "all"
 
 
 def _seed_table(content: Content, cell: Callable[[Any], Cell]) -> Table:
     """A row per configuration of several seeds; `cell` makes a cell of a number or of a summary over pairs."""
-    columns = [Column("Configuration"), Column("Seeds"), *(Column(title, 3) for title in SEED_COLUMNS.values())]
+    titles = {**SEED_COLUMNS[latents_of(content)], "matched": "one-to-one", "shared": "same feature"}
+    columns = [Column("Configuration"), Column("Seeds"), *(Column(title, 3) for title in titles.values())]
     rows = [
-        [str(row.get("group")), len(row.get("seeds") or ()), *(cell(row.get(name)) for name in SEED_COLUMNS)]
+        [str(row.get("group")), len(row.get("seeds") or ()), *(cell(row.get(name)) for name in titles)]
         for row in dicts(content, "seeds")
     ]
     return Table(columns, rows, title="Across seeds")
@@ -124,13 +133,11 @@ ROW = 34  # pixels per row of a matrix
 
 def compare_part(folder: Path, content: Content, count: int) -> str:
     """One compare.json as part of the report's page; ids contain `count`."""
-    titles = {"all": "MMCS between configurations", "live": "The same, live latents only"}
-    caption = f"From the row's latents to the column's ({matrix_caption(content)})."
-    figures = [
-        Figure(f"compare-{count}-{name}", _heatmap(*found), title, caption)
-        for name, title in titles.items()
-        if (found := _matrix(content, name))
-    ]
+    name = latents_of(content)
+    found = _matrix(content, name)
+    figures = (
+        [Figure(f"compare-{count}-{name}", _heatmap(*found), TITLES[name], matrix_caption(content))] if found else []
+    )
     unique, old = _unique_tables(content)
     top = [
         feature_table(rows, TOP_COLUMNS, str(sae.get("name")))
@@ -189,12 +196,11 @@ def _parts(content: Content, console: Console) -> Iterator[Part]:
     seeds = _seed_table(content, _deviation)
     if seeds.rows:
         yield "Across seeds (mean over pairs, ± their standard deviation)", [drawn(seeds)]
-    titles = {"all": "MMCS from rows to columns, all latents", "live": "The same, live latents only"}
-    for name, title in titles.items():
-        if found := _matrix(content, name):
-            columns = [Column("configuration"), *(Column(group, 3) for group in found[0])]
-            rows = [[group, *values] for group, values in zip(*found, strict=True)]
-            yield f"{title} ({matrix_caption(content)})", [drawn(Table(columns, rows))]
+    name = latents_of(content)
+    if found := _matrix(content, name):
+        columns = [Column("configuration"), *(Column(group, 3) for group in found[0])]
+        rows = [[group, *values] for group, values in zip(*found, strict=True)]
+        yield f"{TITLES[name]} ({matrix_caption(content)})", [drawn(Table(columns, rows))]
     yield _pairs(content, console)
     for item in _unique_to_groups(content):
         title = f"Unique to {item['of']} against {item['against']}"

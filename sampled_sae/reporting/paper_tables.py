@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sampled_sae.reporting.collect import Found, Saved, dicts, part
-from sampled_sae.reporting.comparison import OLD_UNIQUE, UNIQUE_COLUMNS, Content, feature_table, note_of
+from sampled_sae.reporting.comparison import OLD_UNIQUE, UNIQUE_COLUMNS, Content, feature_table, latents_of, note_of
 from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, winner
 from sampled_sae.reporting.synthetic import columns, configurations, data_line, data_table
 from sampled_sae.reporting.tables import Missing
@@ -262,18 +262,19 @@ def compared(content: Content, after: str) -> list[Table | Missing]:
 
 SEEDS = "MMCS across seeds"
 ACROSS = "MMCS of BatchTopK's features with those of each other SAE"
+COUNTED = {"live": "Live latents of both SAEs.", "all": "All latents, dead ones included."}
 
 
 def _seeds(content: Content, after: str) -> Table | Missing:
     """One row for each configuration of several seeds: the first seed against the others."""
     name = f"paper-mmcs{after}"
-    rows, measured = [], []
+    rows, measured, latents = [], [], latents_of(content)
     for agreement in dicts(content, "seeds"):
         label = str(agreement.get("group"))
         values, base = _from_base(content, label)
         if values:
             deviation = statistics.stdev(values) if len(values) > 1 else None
-            chance = number(agreement.get("random"))
+            chance = number(agreement.get("live_random" if latents == "live" else "random"))
             rows.append([title_of(label), statistics.fmean(values), deviation, len(values), base, chance])
             measured.append({(index,): value for index, value in enumerate(values)})
     if not rows:
@@ -282,7 +283,7 @@ def _seeds(content: Content, after: str) -> Table | Missing:
     heads = [Column(title, count) for title, count in digits.items()]
     note = (
         "Mean over the base seed's latents of the largest cosine with any latent of another seed, mean over the n "
-        "other seeds. Chance is the MMCS of as many random directions."
+        f"other seeds. Chance is the MMCS of as many random directions. {COUNTED[latents]}"
     )
     best = leaders(measured, "high")
     return Table(heads, rows, name, SEEDS, note, frozenset((index, 1) for index in best if len(best) == 1))
@@ -299,7 +300,7 @@ def _from_base(content: Content, label: str) -> tuple[list[float], Any]:
     for pair in dicts(content, "pairs"):
         if pair.get("kind") == "seeds" and pair.get("group_a") == label and base in (pair.get("a"), pair.get("b")):
             way = "a_to_b" if pair.get("a") == base else "b_to_a"
-            found.append(number(part(pair, "all", way).get("mmcs")))
+            found.append(number(part(pair, latents_of(content), way).get("mmcs")))
     return [value for value in found if value is not None], known[base]
 
 
@@ -307,18 +308,18 @@ def _scores(content: Content, after: str) -> Table | Missing:
     """BatchTopK against every other configuration, over the compared pairs of seeds."""
     name, seeds = f"paper-mmcs-scores{after}", {str(s.get("name")): s.get("seed") for s in dicts(content, "saes")}
     found: dict[str, list[float]] = {}
-    same = True
+    same, latents = True, latents_of(content)
     for pair in dicts(content, "pairs"):
         for here, other, way in (("a", "b", "a_to_b"), ("b", "a", "b_to_a")):
             if pair.get("kind") == "scores" and kind_of(str(pair.get(f"group_{here}")))[0] == BASE:
-                value = number(part(pair, "all", way).get("mmcs"))
+                value = number(part(pair, latents, way).get("mmcs"))
                 if value is not None:
                     found.setdefault(str(pair.get(f"group_{other}")), []).append(value)
                     same = same and seeds.get(str(pair.get("a"))) == seeds.get(str(pair.get("b")))
     if not found:
         return Missing(name, ACROSS, "BatchTopK was not compared with another configuration")
     rows: list[list[Any]] = [[title_of(label), statistics.fmean(of), len(of)] for label, of in found.items()]
-    note = "From BatchTopK's latents to the other SAE's, mean over n pairs."
+    note = f"From BatchTopK's latents to the other SAE's, mean over n pairs. {COUNTED[latents]}"
     if same:
         note += " Both SAEs of a pair have the same seed and start values, which keeps them similar."
     return Table([Column("SAE"), Column("MMCS", 3), Column("n")], rows, name, ACROSS, note)

@@ -93,7 +93,7 @@ def test_live_latents_and_explanations(tmp_path, capsys):
         assert (row["explained"], row["have_equal"]) == ("2", "0")
     top = shown[shown.index("Top features of l") :]
     assert top.index("chess") < top.index("prices"), "the better score comes first"
-    assert "live latents only" in shown and "skipped" not in shown
+    assert "live latents" in shown and "dead ones included" not in shown and "skipped" not in shown
 
 
 def test_bad_input_is_one_line(run, tmp_path):

@@ -25,6 +25,8 @@ from sampled_sae.utils.measures import Column, Table
 from tests.reporting.made_up_compare import COMPARISON, pair, synthetic
 from tests.reporting.made_up_sweep import grid, put, write_sweep
 
+PAIRS: list[dict[str, Any]] = COMPARISON["pairs"]
+
 EXPLAINED = [
     {"latent": 7, "explanation": "a_b & <c>", "scores": {"detection": 1.0, "balanced": 0.5, "fuzzing": 0.5}},
     {"latent": 3, "explanation": "second", "scores": {"detection": 1.0, "balanced": 0.7, "fuzzing": None}},
@@ -53,6 +55,20 @@ def test_mmcs_is_from_the_base_seed_to_the_others() -> None:
         ["Entropy (l = 100)", 0.5, None, 1, 0, 0.1],
     ]
     assert not table.bold  # one pair of seeds: no winner
+
+
+def test_mmcs_is_that_of_live_latents_where_they_are_known() -> None:
+    live = {
+        **COMPARISON,
+        "pairs": [{**pair, "live": {"a_to_b": {"mmcs": 0.2}, "b_to_a": {"mmcs": 0.2}}} for pair in PAIRS],
+    }
+    live["seeds"] = [{**row, "live_random": 0.15} for row in COMPARISON["seeds"]]
+    table = by_name(compared(live, ""))["paper-mmcs"]
+    assert table.rows[1] == ["Entropy (l = 100)", 0.2, None, 1, 0, 0.15] and "Live latents" in table.note
+    everything = by_name(compared({**live, "settings": {**COMPARISON["settings"], "latents": "all"}}, ""))["paper-mmcs"]
+    assert everything.rows[1][1] == 0.5 and "dead ones included" in everything.note
+    one_unknown = by_name(compared({**live, "pairs": [*live["pairs"][:-1], PAIRS[-1]]}, ""))["paper-mmcs"]
+    assert one_unknown.rows == everything.rows
 
 
 def test_mmcs_of_batchtopk_with_each_configuration() -> None:
