@@ -11,7 +11,7 @@ from sampled_sae.data.contexts import find_end_of_text
 from sampled_sae.evals import Contexts, Evaluation, Job, Needs, register_evaluation
 from sampled_sae.evals.autointerp.chat import Chat
 from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp_many
-from sampled_sae.evals.autointerp.schema import CONTEXT, AutointerpConfig, AutointerpResult
+from sampled_sae.evals.autointerp.schema import CONTEXT, AutointerpConfig, AutointerpResult, most_latents
 from sampled_sae.evals.core.schema import special_tokens
 from sampled_sae.evals.results import saebench_layout
 from sampled_sae.method.architectures import InferenceConfig
@@ -96,7 +96,7 @@ class Autointerp(Evaluation):
     def cost(self, config: AutointerpConfig, work: Workload) -> Cost:
         """Two readings by the SAEs; some 35 windows of 21 tokens per latent are embedded."""
         weights = EMBEDDERS.get(config.embedder or "", MPNET)
-        texts = 35 * (len(config.latents) or config.max_latents) * work.saes
+        texts = 35 * most_latents(config) * work.saes
         embedded = 2 * weights * 30 * texts / (work.rate * work.speed.model) * (config.judge == "offline")
         seconds = work.read(config.tokens) + work.encode(config.tokens, times=2) + embedded
         return Cost(self.name, seconds, 2_000_000 * work.saes, 0)
@@ -113,7 +113,7 @@ class Autointerp(Evaluation):
             for latent in result.latents
         }
         settings = {
-            "n_latents": None if config.latents else config.max_latents,
+            "n_latents": None if config.latents else most_latents(config),
             "override_latents": list(config.latents) or None,
             "dead_latent_threshold": config.dead_below,
             "random_seed": config.seed,

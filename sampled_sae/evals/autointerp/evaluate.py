@@ -12,6 +12,7 @@ from sampled_sae.evals.autointerp.chat import Chat
 from sampled_sae.evals.autointerp.explain import ChatExplainer, ContrastExplainer, Explainer, TokenText
 from sampled_sae.evals.autointerp.judge import ChatJudge, EmbeddingJudge, Judge, Verdict, make_sheet
 from sampled_sae.evals.autointerp.schema import (
+    DENSITIES,
     KINDS,
     AutointerpConfig,
     AutointerpResult,
@@ -19,6 +20,8 @@ from sampled_sae.evals.autointerp.schema import (
     LatentResult,
     LatentScores,
     Score,
+    density_bin,
+    most_latents,
     summarise,
 )
 from sampled_sae.evals.autointerp.trials import Case, build_case, score_trial
@@ -158,6 +161,9 @@ class Book:
             return {kind: summarise([row[i] for row in rows], self.settings) for i, kind in enumerate(KINDS)}
 
         scores = summary([latent.scores for latent in latents])
+        bins: dict[str, list[LatentScores]] = {name: [] for name in DENSITIES}
+        for latent in latents:
+            bins[density_bin(latent.fired, tokens)].append(latent.scores)
         return AutointerpResult(
             layer,
             tokens,
@@ -174,6 +180,7 @@ class Book:
             workers.count_calls(),
             latents,
             self.settings,
+            {name: summary(rows) for name, rows in bins.items() if rows},
         )
 
 
@@ -220,7 +227,7 @@ def evaluate_autointerp_many(
     counted = counted_positions(contexts, settings.skip_first, settings.left_out)
     # Before anything is computed: a missing key or model must not cost an hour.
     workers = Workers(model, contexts, settings)
-    latents = sum(len(settings.latents) or min(settings.max_latents, sae.d_sae) for sae in saes)
+    latents = sum(min(most_latents(settings), sae.d_sae) for sae in saes)
     steps = Steps(progress, (1 if settings.latents else 2) * len(contexts) + 2 * latents)
     try:
         streams = Streams(
@@ -261,7 +268,14 @@ def _choose(
     for fired in count_firings(saes, streams, settings.tokens_at_once, steps.add):
         living = (fired > settings.dead_below).nonzero().squeeze(1)
         generator = torch.Generator().manual_seed(settings.seed % 2**63)
-        drawn = living[torch.randperm(len(living), generator=generator)[: settings.max_latents]]
-        chosen.append(sorted(drawn.tolist()))
+        drawn = living[torch.randperm(len(living), generator=generator)].tolist()
+        if settings.latents_per_bin:
+            bins: dict[str, list[int]] = {name: [] for name in DENSITIES}
+            tokens = int(streams.counted.sum()) - streams.high_norm
+            for latent in drawn:
+                bins[density_bin(int(fired[latent]), tokens)].append(latent)
+            chosen.append(sorted(latent for own in bins.values() for latent in own[: settings.latents_per_bin]))
+        else:
+            chosen.append(sorted(drawn[: settings.max_latents]))
         alive.append(len(living))
     return chosen, alive

@@ -56,6 +56,9 @@ class AutointerpConfig(Config):
     """Tokens of text that are read, in contexts of 128."""
     max_latents: Positive = 1000
     """Latents that are explained, drawn from the live ones; each takes several calls of a chat model."""
+    latents_per_bin: Count = 0
+    """Latents drawn from each bin of firing density (below 0.1%, to 10%, above), instead of `max_latents` from all live
+    ones; the means over all drawn latents then are no means over live latents, but those by density are. 0: off."""
     latents: Annotated[tuple[int, ...], Distinct] = ()
     """These latents instead of a draw."""
     dead_below: Count = 15
@@ -120,9 +123,14 @@ class CallEstimate(NamedTuple):
     answer_tokens: int  # most tokens of the answers
 
 
+def most_latents(settings: AutointerpConfig) -> int:
+    """Latents of one SAE that are explained, at most."""
+    return len(settings.latents) or len(DENSITIES) * settings.latents_per_bin or settings.max_latents
+
+
 def estimate_calls(settings: AutointerpConfig, saes: int, ready: int = 0) -> CallEstimate:
     """Calls and tokens for so many SAEs, before anything is read; `ready`: latents that have an explanation already."""
-    latents = saes * (len(settings.latents) or settings.max_latents)
+    latents = saes * most_latents(settings)
     window, asked = 2 * settings.buffer + 1, []
     # Questions, windows of each, tokens per token of a window, tokens of the answer. A mark is some four tokens, a
     # number two; about one token in five is marked.
@@ -145,6 +153,14 @@ EXPLANATION_TOKENS = 30  # Tokens of an explanation at most, as in SAEBench
 def verdict_tokens(windows: int) -> int:
     """Tokens of a judge's answer at most: a number and a comma for each window, and some to spare."""
     return 2 * windows + 5
+
+
+DENSITIES = {"below 0.1%": 0.001, "0.1% to 10%": 0.1, "above 10%": math.inf}  # upper ends of the bins of density
+
+
+def density_bin(fired: int, tokens: int) -> str:
+    """The bin of a latent that fires on so many of the tokens."""
+    return next(name for name, end in DENSITIES.items() if fired < end * tokens)
 
 
 class LatentScores(NamedTuple):
@@ -203,6 +219,8 @@ class AutointerpResult(NamedTuple):
     calls: Calls | None  # calls of this SAE; none without a chat model
     latents: list[LatentResult]  # each latent, by number
     settings: AutointerpConfig  # how it was measured
+    by_density: dict[str, dict[str, Score]] | None = None
+    """The three scores over the latents of each bin of firing density."""
 
     def best(self, n: int = 10) -> list[LatentResult]:
         """The latents of the highest scores: by detection, then balanced, then fuzzing."""

@@ -9,7 +9,13 @@ from sampled_sae.config import plain as as_plain
 from sampled_sae.evals.autointerp import Autointerp
 from sampled_sae.evals.autointerp.chat import ChatConfig
 from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp, evaluate_autointerp_many
-from sampled_sae.evals.autointerp.schema import AutointerpConfig, AutointerpResult, estimate_calls
+from sampled_sae.evals.autointerp.schema import (
+    DENSITIES,
+    AutointerpConfig,
+    AutointerpResult,
+    density_bin,
+    estimate_calls,
+)
 from sampled_sae.evals.results import explanations_path, read_explanations
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
@@ -103,6 +109,23 @@ def test_a_draw_of_latents(found):
     for latent in few.latents:
         assert latent.explanation == same[latent.latent].explanation
         assert latent.scores == same[latent.latent].scores
+
+
+def test_a_draw_by_density(found):
+    each = run(replace(OFFLINE, latents_per_bin=1))
+    bins = {
+        name: [latent for latent in found.latents if density_bin(latent.fired, found.tokens) == name]
+        for name in DENSITIES
+    }
+    filled = {name: latents for name, latents in bins.items() if latents}
+    assert list(filled) == ["0.1% to 10%", "above 10%"] and each.chosen == 2
+    assert set(found.by_density) == set(each.by_density) == set(filled)
+    assert all(scores["balanced"].latents <= 1 for scores in each.by_density.values())
+    rare = [latent.scores.balanced for latent in filled["0.1% to 10%"] if latent.scores.balanced is not None]
+    assert found.by_density["0.1% to 10%"]["balanced"].mean.value == pytest.approx(sum(rare) / len(rare))
+    assert [density_bin(fired, 10_000) for fired in (9, 10, 999, 1000, 10_000)] == [
+        list(bins)[i] for i in (0, 1, 1, 2, 2)
+    ]
 
 
 def test_explanations_that_are_given_are_judged_as_they_are(found):
