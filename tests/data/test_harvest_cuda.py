@@ -1,5 +1,7 @@
 """What only a GPU shows of a harvest: the next block is collected beside the training. Skipped without one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -43,6 +45,17 @@ def test_training_beside_the_harvest_is_deterministic_and_resumes(tmp_path):
     for layer in whole:
         for a, b in zip(whole[layer][0].parameters(), resumed[layer][0].parameters(), strict=True):
             assert torch.equal(a, b)
+
+
+def test_a_harvest_through_compiled_blocks_is_the_same_but_for_rounding():
+    """A block has 10 contexts: passes of 5, all of the same shape."""
+    plain = open_harvest(model("cuda"), documents(), CONFIG, **SETTINGS)["layer-2"]
+    lm = model("cuda")
+    fast = open_harvest(lm, documents(), replace(CONFIG, compile=True), **SETTINGS)["layer-2"]
+    assert lm._compiles and lm._compiled_for == (5, 20) == (fast.harvest.at_once, 20)
+    for index in (0, 1, 13, 30):
+        torch.testing.assert_close(fast.batch(index), plain.batch(index), rtol=1e-3, atol=1e-3)
+    assert lm._compiles
 
 
 def test_a_compiled_model_gives_the_same_but_for_rounding():

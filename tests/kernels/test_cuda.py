@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import sampled_sae as ss
+from sampled_sae.kernels import auxk
 from sampled_sae.kernels.path import FastPath
 from sampled_sae.method.config import AuxKConfig, PoolConfig, SAEConfig, Scope
+from sampled_sae.training import checkpoint
 from sampled_sae.training.callbacks import Callback
 from sampled_sae.training.learner import Learner
 
@@ -76,6 +78,18 @@ def test_a_resumed_run_ends_with_the_same_weights(name, tmp_path):
     resumed = ss.train(x, CONFIGS[name], out=out, resume=True, checkpoint_every=10, **common)
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_auxk_beside_the_sparse_pass_is_the_one_after_it(recorded, monkeypatch):
+    beside = after(CONFIGS["auxk"], 40, recorded)
+    monkeypatch.setattr(auxk, "BESIDE", False)
+    assert all(map(torch.equal, beside, after(CONFIGS["auxk"], 40, recorded)))
+
+
+def test_a_checkpoint_written_beside_the_steps_is_of_its_own_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SMALL", 0)
+    test_a_resumed_run_ends_with_the_same_weights("auxk", tmp_path)
 
 
 @pytest.mark.parametrize("log_every", [1, 10])
