@@ -9,6 +9,7 @@ from functools import cache
 import torch
 
 from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.scores import get_score
 
 
 def usable(device: torch.device, dtype: torch.dtype, config: SAEConfig | None = None) -> bool:
@@ -28,7 +29,10 @@ def usable(device: torch.device, dtype: torch.dtype, config: SAEConfig | None = 
 
 def lacking(config: SAEConfig) -> str:
     """Which setting of an SAE has no kernels, in words; empty if all have."""
-    return "there are none for JumpReLU" if config.jumprelu is not None else ""
+    if config.jumprelu is not None:
+        return "there are none for JumpReLU"
+    learns = config.pool.restricts and get_score(config.pool.score).learn is not None
+    return f"there are none for the score {config.pool.score!r}, which learns from each step" if learns else ""
 
 
 def obstacle(device: torch.device, dtype: torch.dtype) -> str:

@@ -52,10 +52,10 @@ class FastEncoder:
             return torch.addmm(self.b_enc, self.x16, self.W_enc.T)
         return encode_some(self.x16, self.W_enc, self.b_enc, padded(latents, len(self.W_enc)))
 
-    def scores(self, score: Score, group: int, generator: torch.Generator) -> Tensor:
+    def scores(self, score: Score, group: int, generator: torch.Generator, state: Tensor) -> Tensor:
         shape = (self.tokens // group, group, len(self.W_enc))
         if score.reads == "nothing":
-            return score(self.weights.b_enc.new_empty(()).expand(shape), generator)
+            return score(self.weights.b_enc.new_empty(()).expand(shape), generator, state)
         whole = group == self.tokens
         if whole and score.name == "preactivation_l2":
             return self._preactivation_l2()[None]
@@ -66,10 +66,9 @@ class FastEncoder:
         if whole and score.reads == "sums":
             return score.from_sums(statistics(self.encode(None), score.sums))[None]
         # Any other score gets all activations at once, as on the plain path.
-        return score(self.encode(None).float().relu_().view(shape), generator)
+        return score(self.encode(None).float().relu_().view(shape), generator, state)
 
-    def draw(self, score: Score, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        q = self.scores(score, self.tokens, generator)
+    def draw(self, q: Tensor, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if pick == "top" and q.dtype == torch.float32:
             return highest(q[0], size)
         return draw_members(q, size, pick, generator)

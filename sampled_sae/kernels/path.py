@@ -17,7 +17,7 @@ from sampled_sae.kernels.select import cut_batch, cut_into_blocks, cut_rows
 from sampled_sae.kernels.sparse import cut_segments, group_by_latent
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.parameters import Parameters
-from sampled_sae.method.pools import candidates
+from sampled_sae.method.pools import PoolState, candidates
 from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Dead, Moved, Outcome, Selection
 
@@ -35,6 +35,7 @@ class FastPath:
         self.optimizer = FusedAdam(weights, config.optimizer)
         self.state, self.load_state = self.optimizer.state, self.optimizer.load_state
         self.recorder = Recorder(weights.b_dec.device, generator)
+        self.pool_state = PoolState.empty(config.d_sae, weights.b_dec.device)
         self.key: tuple[int, ...] | None = None
         self.edges: Tensor | None = None
         if config.prefixes is not None:
@@ -73,7 +74,7 @@ class FastPath:
     def _select(self, step: int, pool: Tensor) -> Selection:
         config, m = self.config, self.config.d_sae
         encoder = FastEncoder(self.x, self.weights, self.optimizer.W_enc)
-        found = candidates(encoder, config, step, self.steps, self.generator, kept=pool)
+        found = candidates(encoder, config, step, self.steps, self.generator, pool, self.pool_state)
         size = len(found.pool) if found.columns is None else len(found.columns)
         # A matrix of codes cannot be cut at the prefixes: which of its columns these are changes from pool to pool.
         dense = size <= DENSE_BELOW * config.k and found.columns is not None and self.edges is None

@@ -170,6 +170,8 @@ class PoolConfig(Config):
     """How the size of the pool changes during training."""
     refresh: Positive = 1
     """Steps between two draws of the pool; the paper draws one for every batch."""
+    memory: ShareBelowOne | None = None
+    """Decay of a moving average of the score over batches, which then ranks the latents; none: this batch's score."""
 
     def check(self) -> None:
         grouped = self.scope.tokens is not None or (self.scope.until < 1 and self.scope.then is not None)
@@ -308,11 +310,6 @@ class SAEConfig(Config):
     """The candidate pool."""
     cut: Literal["batch", "token"] = "batch"
     """batch: the K*B largest values in the pool; token: the K largest of each token."""
-    prefixes: Annotated[tuple[Positive, ...], NotEmpty] | None = None
-    """Matryoshka: widths of the nested prefixes of latents, ascending, the last one d_sae. The loss is the mean over
-    the prefixes of the error that each leaves. None: all latents alone."""
-    jumprelu: JumpReLUConfig | None = None
-    """A learned threshold for each latent instead of the cut; it takes no pool. None: the cut."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Adam and the learning rate."""
     init: InitConfig = field(default_factory=InitConfig)
@@ -325,6 +322,11 @@ class SAEConfig(Config):
     """Seed of the start values and of random pools; none means the run's seed."""
     name: Annotated[str, Bound(NAME, usable_as_folder)] | None = None
     """Name in logs and folders; none makes one from the settings."""
+    prefixes: Annotated[tuple[Positive, ...], NotEmpty] | None = None
+    """Matryoshka: widths of the nested prefixes of latents, ascending, the last one d_sae. The loss is the mean over
+    the prefixes of the error that each leaves. None: all latents alone."""
+    jumprelu: JumpReLUConfig | None = None
+    """A learned threshold for each latent instead of the cut; it takes no pool. None: the cut."""
 
     def check(self) -> None:
         require(self.k <= self.d_sae, "k", self.k, f"must be at most d_sae = {self.d_sae}")

@@ -10,6 +10,7 @@ from torch import Tensor
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.parameters import Weights, activations
 from sampled_sae.method.scores import Score, get_score
+from sampled_sae.method.scores.memory import remember_
 from sampled_sae.utils.errors import UserError
 
 
@@ -58,6 +59,20 @@ def churn(new: Tensor, old: Tensor) -> Tensor:
     return 1 - (new & old).sum() / new.sum().clamp_min(1)
 
 
+class PoolState(NamedTuple):
+    """What scores know of earlier batches, each [m], changed in place."""
+
+    memory: Tensor
+    """Moving average of the score, for pools with a memory."""
+    score: Tensor
+    """The score's own state, if it has one."""
+
+    @staticmethod
+    def empty(m: int, device: torch.device) -> PoolState:
+        """Before the first batch."""
+        return PoolState(*torch.zeros(2, m, device=device))
+
+
 class Encoder(Protocol):
     """One batch and the weights that encode it."""
 
@@ -66,11 +81,11 @@ class Encoder(Protocol):
     def encode(self, latents: Tensor | None) -> Tensor:
         """The activations [B, n] of the given latents [n], or of all; those below 0 count as 0."""
 
-    def scores(self, score: Score, group: int, generator: torch.Generator) -> Tensor:
-        """Each latent's score for each group of tokens [groups, m]."""
+    def scores(self, score: Score, group: int, generator: torch.Generator, state: Tensor) -> Tensor:
+        """Each latent's score for each group of tokens [groups, m]; `state` [m] is the score's own."""
 
-    def draw(self, score: Score, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """One pool for the whole batch, [m] bool, and the indices of its latents [size], ascending."""
+    def draw(self, q: Tensor, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Scores q [1, m] -> the pool of the whole batch, [m] bool, and the indices of its latents [size] ascending."""
 
 
 class PlainEncoder:
@@ -88,17 +103,17 @@ class PlainEncoder:
             return self._all if latents is None else self._all.index_select(1, latents)
         return activations(self.x, self.weights, latents)
 
-    def scores(self, score: Score, group: int, generator: torch.Generator) -> Tensor:
+    def scores(self, score: Score, group: int, generator: torch.Generator, state: Tensor) -> Tensor:
         if score.reads == "input":
             centered = (self.x - self.weights.b_dec).view(-1, group, self.x.shape[1])
             return score.from_input(centered, self.weights.W_enc, self.weights.b_enc)
         shape = (self.tokens // group, group, len(self.weights.b_enc))
         if score.reads == "nothing":
-            return score(self.x.new_empty(()).expand(shape), generator)
-        return score(self.encode(None).view(shape), generator)
+            return score(self.x.new_empty(()).expand(shape), generator, state)
+        return score(self.encode(None).view(shape), generator, state)
 
-    def draw(self, score: Score, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return draw_members(self.scores(score, self.tokens, generator), size, pick, generator)
+    def draw(self, q: Tensor, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return draw_members(q, size, pick, generator)
 
 
 class Candidates(NamedTuple):
@@ -121,8 +136,12 @@ def candidates(
     steps: int,
     generator: torch.Generator,
     kept: Tensor | None = None,
+    state: PoolState | None = None,
 ) -> Candidates:
-    """A batch's candidates at `step` of `steps`. `kept` [m] is the last pool, for pools that stay a while."""
+    """A batch's candidates at `step` of `steps`. `kept` [m] is the last pool, for pools that stay a while.
+
+    `state` is what scores know of earlier batches; without it each batch is the first.
+    """
     m, pool = config.d_sae, config.pool
     group = pool.scope.group_at(encoder.tokens, step, steps)
     # Between two draws the pool keeps its size, whatever an annealed schedule says; a release is not kept waiting.
@@ -130,14 +149,17 @@ def candidates(
     if size == m or config.pool_size_at(step, steps) == m:
         z = encoder.encode(None)
         return Candidates(z, None, torch.ones(m, dtype=torch.bool, device=z.device), group)
-    score = get_score(pool.score)
+    if kept is not None and group == encoder.tokens and step % pool.refresh and int(kept.sum()) == size:
+        columns = members(kept, size)
+        return Candidates(encoder.encode(columns), columns, kept, group)
+    state = PoolState.empty(m, generator.device) if state is None else state
+    q = encoder.scores(get_score(pool.score), group, generator, state.score)
+    if pool.memory is not None:
+        q = remember_(state.memory, q, pool.memory)
     if group < encoder.tokens:
-        pools = draw(encoder.scores(score, group, generator), size, pool.pick, generator)
+        pools = draw(q, size, pool.pick, generator)
         z = encoder.encode(None)
         z.view(-1, group, m).mul_(pools[:, None])
         return Candidates(z, None, pools.any(0), group)
-    if kept is not None and step % pool.refresh and int(kept.sum()) == size:
-        chosen, columns = kept, members(kept, size)
-    else:
-        chosen, columns = encoder.draw(score, size, pool.pick, generator)
+    chosen, columns = encoder.draw(q, size, pool.pick, generator)
     return Candidates(encoder.encode(columns), columns, chosen, group)

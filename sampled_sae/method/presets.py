@@ -92,12 +92,13 @@ def sampled(
     score: str = "l2",
     l: float = 5,
     pick: Literal["top", "sample"] = "top",
+    memory: float | None = None,
     *,
     lr: float | None = None,
     **settings: Any,
 ) -> SAEConfig:
     """The paper's Sampled-SAE: BatchTopK inside the floor(k * l) latents of the highest score."""
-    return _made(d_sae, k, PoolConfig(score=score, size=Multiplier(l), pick=pick), lr, settings)
+    return _made(d_sae, k, PoolConfig(score=score, size=Multiplier(l), pick=pick, memory=memory), lr, settings)
 
 
 @preset
@@ -258,6 +259,8 @@ def label(config: SAEConfig) -> str:
         words = ["jumprelu"]
     if pool.scope.until < 1:
         words.append(f"then-{pool.scope.then or 'batch'}-at{100 * pool.scope.until:g}")
+    if pool.memory is not None:
+        words.append(f"memory{pool.memory:g}")
     if pool.pick == "sample":
         words.append("sampled")
     if pool.refresh > 1:

@@ -113,6 +113,8 @@ class Outcome(NamedTuple):
     """Sum of squared errors over the batch."""
     auxk: Tensor
     """Auxiliary loss before its weight."""
+    gain: Tensor | None = None
+    """[m]: how much larger the loss would be without each latent, for scores that learn from it."""
 
 
 class Moved(NamedTuple):

@@ -217,6 +217,7 @@ def _kind(sae: Saved) -> tuple[str, str, float | None]:
     if schedule != "constant":
         return schedule, shown(label), None
     group = str(pool.get("score")) + (" drawn" if pool.get("pick") == "sample" else "")
+    group += f" memory {config.pool.memory:g}" if config.pool.memory is not None else ""
     return shown(group), shown(label), number(size.get("l"))
 
 

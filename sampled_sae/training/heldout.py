@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from sampled_sae.method.codes import SparseCodes
-from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.config import Everything, SAEConfig
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.pools import PlainEncoder, candidates
+from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import keep_largest, largest
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -51,6 +53,8 @@ def training_time_codes(sae: SAE, x: Tensor, config: SAEConfig, generator: torch
     """Training-time selection as in the last step: pool and cut over the batch x [n, d_in]; JumpReLU has no other."""
     if config.jumprelu is not None:
         return sae.encode_sparse(x)
+    if get_score(config.pool.score).learn is not None:  # what it learned is not saved: all latents are the pool
+        config = replace(config, pool=replace(config.pool, size=Everything()))
     found = candidates(PlainEncoder(x, parameters(sae)), config, LAST, STEPS, generator)
     return keep_largest(found.z, config.k, found.group, sae.d_sae, found.columns, config.cut)
 

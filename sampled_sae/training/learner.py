@@ -185,7 +185,7 @@ class Learner:
         """Everything that the next step depends on."""
         named = {f"weights.{name}": value for name, value in self.weights._asdict().items()}
         adam = {f"adam.{name}": value for name, value in self.path.state().items()}
-        own = {name: getattr(self, name) for name in _COUNTERS}
+        own = {name: getattr(self, name) for name in _COUNTERS} | self._pool_state()
         counts = {"tokens_seen": torch.tensor(self.tokens_seen), "most_dead": torch.tensor(self.most_dead)}
         return named | adam | own | counts | {"generator": self.generator.get_state()}
 
@@ -198,9 +198,19 @@ class Learner:
         )
         for name in _COUNTERS:
             setattr(self, name, state[name].to(self.weights.b_dec.device))
+        for name, value in self._pool_state().items():
+            value.copy_(state[name])
         self.generator.set_state(state["generator"].cpu())
         self.tokens_seen = int(state["tokens_seen"])
         self.most_dead = int(state.get("most_dead", -1))  # earlier versions looked in every step
+
+    def _pool_state(self) -> dict[str, Tensor]:
+        """What the pool's score knows of earlier batches; a recorded step keeps it at one address."""
+        used = {
+            "memory": self.config.pool.memory is not None,
+            "score": "state" in get_score(self.config.pool.score).takes,
+        }
+        return {f"pool.{name}": value for name, value in self.path.pool_state._asdict().items() if used[name]}
 
     def sae(self) -> SAE:
         """A copy of the SAE as it is now, in the units of the training input, with its threshold as it is now."""

@@ -18,7 +18,8 @@ from sampled_sae.method.codes import (
 )
 from sampled_sae.method.config import AuxKConfig, SAEConfig
 from sampled_sae.method.parameters import Parameters, Weights, activations
-from sampled_sae.method.pools import PlainEncoder, candidates
+from sampled_sae.method.pools import PlainEncoder, PoolState, candidates
+from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Dead, Moved, Outcome, Selection, keep_largest
 from sampled_sae.training.optimizer import Optimizer
 
@@ -27,6 +28,7 @@ class StepPath(Protocol):
     """Both halves of a training step. `select` keeps the batch for the `update` that follows it."""
 
     name: str
+    pool_state: PoolState
 
     def select(self, x: Tensor, step: int, pool: Tensor) -> Selection:
         """x [batch, d_in] and the last pool [d_sae] -> the kept activations. The first recorded half on a GPU."""
@@ -52,6 +54,7 @@ def loss_and_gradients(
     dead: Tensor | None,
     auxk: AuxKConfig,
     prefixes: Sequence[int] | None = None,
+    gains: bool = False,
 ) -> Outcome:
     """x [batch, d_in], kept codes, dead latents [n_dead] -> loss and all gradients, as `Parameters`."""
     centered = x - weights.b_dec
@@ -62,7 +65,8 @@ def loss_and_gradients(
         auxiliary = add_auxk(outcome.gradients, x, weights, left.errors[:, -1], dead, auxk)
     # b_dec is also subtracted before encoding, so it gets every latent's bias gradient through the encoder.
     outcome.gradients.b_dec.sub_(outcome.gradients.b_enc @ weights.W_enc)
-    return outcome._replace(loss=outcome.loss + auxk.alpha * auxiliary, auxk=auxiliary)
+    gain = gains_of(codes, left) if gains else None
+    return outcome._replace(loss=outcome.loss + auxk.alpha * auxiliary, auxk=auxiliary, gain=gain)
 
 
 class Left(NamedTuple):
@@ -109,6 +113,15 @@ def parameter_gradients(encoded: Tensor, codes: SparseCodes, left: Left) -> Outc
         return Outcome(gradients, energies.mean() / codes.tokens, energies[-1], encoded.new_zeros(()))
 
 
+def gains_of(codes: SparseCodes, left: Left) -> Tensor:
+    """[m]: increase of the reconstruction loss if a latent, whose decoder row has norm 1, were 0 on all tokens."""
+    n = left.out.shape[1]
+    # ||e + f w||^2 - ||e||^2 = f^2 + 2 f e.w, summed over the prefixes that contain the latent.
+    containing = n - left.segment % n
+    each = codes.value.square() * containing / (n * codes.tokens) - codes.value * left.on_value
+    return total_by_latent(by_latent(codes), each)
+
+
 def running_sum(segments: Tensor, backward: bool = False) -> Tensor:
     """[tokens, n, d_in] -> sums over the segments up to each, or from each to the last [tokens, n, d_in]."""
     if segments.shape[1] == 1:
@@ -147,13 +160,17 @@ class PlainPath:
 
     def __init__(self, weights: Weights, config: SAEConfig, steps: int, generator: torch.Generator):
         self.weights, self.config, self.steps, self.generator = weights, config, steps, generator
+        self.score = get_score(config.pool.score)
+        self.pool_state = PoolState.empty(config.d_sae, weights.b_dec.device)
         self.optimizer = Optimizer(weights, config.optimizer)
         self.state, self.load_state = self.optimizer.state, self.optimizer.load_state
 
     def select(self, x: Tensor, step: int, pool: Tensor) -> Selection:
         """x [batch, d_in] and the last pool [d_sae] -> the kept activations."""
         self.x, config = x, self.config
-        found = candidates(PlainEncoder(x, self.weights), config, step, self.steps, self.generator, kept=pool)
+        found = candidates(
+            PlainEncoder(x, self.weights), config, step, self.steps, self.generator, pool, self.pool_state
+        )
         codes = keep_largest(found.z, config.k, found.group, config.d_sae, found.columns, config.cut)
         fired = torch.zeros_like(found.pool)
         fired[codes.latent] = True
@@ -165,12 +182,14 @@ class PlainPath:
         numbers = None if dead is None else dead.mask.nonzero().squeeze(1)
         outcome = self.gradients(selection, numbers if numbers is not None and len(numbers) else None)
         norm = self.optimizer.update(outcome.gradients, lr)
+        if self.score.learn is not None and outcome.gain is not None:
+            self.score.learn(self.pool_state.score, outcome.gain, selection.pool)
         return Moved(outcome.loss, outcome.error, outcome.auxk, norm)
 
     def gradients(self, selection: Selection, dead: Tensor | None) -> Outcome:
         """Kept activations and dead latents [n_dead] -> loss and gradients on the batch given to `select`."""
-        config = self.config
-        return loss_and_gradients(self.x, self.weights, selection.codes, dead, config.auxk, config.prefixes)
+        config, learns = self.config, self.config.pool.restricts and self.score.learn is not None
+        return loss_and_gradients(self.x, self.weights, selection.codes, dead, config.auxk, config.prefixes, learns)
 
 
 def smallest_kept(codes: SparseCodes, group: int) -> Tensor:

@@ -26,6 +26,7 @@ CONFIGS = {
     "small pool": ss.sampled(M, K, "l2", 5),
     "random pool": ss.sampled(M, K, "uniform", 4),
     "sampled pool": ss.sampled(M, K, "l2", 5, pick="sample"),
+    "memory": ss.sampled(M, K, "l2", 5, memory=0.9),
     "released": ss.released(M, K, "entropy", 0.5, at=0.5),
     "annealed": ss.annealed(M, K, "uniform", 0.3),
 }

@@ -119,6 +119,23 @@ def test_the_selection_is_the_plain_one_for_the_same_values(name):
     assert fast.kept() == plain.kept()
 
 
+def test_pools_with_a_memory_are_those_of_the_plain_path():
+    """Over several batches of whole numbers, so that both paths have the same Z."""
+    config = presets.sampled(M, K, "l1", 5, memory=0.5)
+    generator = torch.Generator().manual_seed(3)
+    weights = start_parameters(16, M, generator, torch.float32)
+    weights = Parameters(*(torch.randint(-1, 2, w.shape, generator=generator).float().to(DEVICE) for w in weights))
+    none = torch.zeros(M, dtype=torch.bool, device=DEVICE)
+    fast, plain = (kind(weights, config, 10, torch.Generator(DEVICE)) for kind in (FastPath, PlainPath))
+    pools = []
+    for step in range(3):
+        x = torch.randint(-2, 3, (B, 16), generator=generator).float().to(DEVICE)
+        pools.append(fast.select(x, step, none).pool)
+        assert torch.equal(pools[-1], plain.select(x, step, none).pool)
+        torch.testing.assert_close(fast.pool_state.memory, plain.pool_state.memory)
+    assert not torch.equal(pools[0], pools[1])
+
+
 @pytest.mark.parametrize("name", ["batchtopk", "small pool", "matryoshka"])
 def test_updates_are_those_of_the_plain_path(name):
     """The same gradients through the fused pass and through torch's Adam; the state moves from one to the other."""

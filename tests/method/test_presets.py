@@ -26,7 +26,7 @@ def test_specs_are_presets_with_grids_of_parameters():
     assert parse_methods(["sampled:pick=sample"], d_sae=48, k=4, seeds=(1, 2)) == [
         ss.sampled(48, 4, pick="sample", seed=seed) for seed in (1, 2)
     ]
-    assert set(parameters("sampled")) == {"d_sae", "k", "score", "l", "pick", "lr", "prefixes"}
+    assert set(parameters("sampled")) == {"d_sae", "k", "score", "l", "pick", "memory", "lr", "prefixes"}
 
 
 def test_nested_prefixes_are_shares_or_widths_of_any_preset():
@@ -40,6 +40,17 @@ def test_nested_prefixes_are_shares_or_widths_of_any_preset():
     for bad in ((48, 16), (0.5, 0.5), (65,)):
         with pytest.raises(ss.UserError, match=r"^prefixes = .*: must be ascending widths that end with d_sae = 64$"):
             ss.matryoshka(64, 4, bad)
+
+
+def test_scores_with_a_memory_and_learned_gates_are_methods():
+    made = parse_methods(["sampled:score=l2/entropy,memory=0.9/0.99", "sampled:score=gate,pick=sample"], d_sae=64, k=4)
+    assert [label(config) for config in made][1:] == [
+        "l2-l5-memory0.99",
+        "entropy-l5-memory0.9",
+        "entropy-l5-memory0.99",
+        "gate-l5-sampled",
+    ]
+    assert [config.pool.memory for config in made] == [0.9, 0.99, 0.9, 0.99, None]
 
 
 def test_a_spec_has_precedence_over_shared_settings():

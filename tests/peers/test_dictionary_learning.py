@@ -76,7 +76,8 @@ def our_gradients(ours: Learner, x: torch.Tensor, step: int) -> Parameters:
     other = copy.copy(ours)
     other.tokens_since_fired = ours.tokens_since_fired.clone()
     selection = ours.path.select(x, step, ours.pool)
-    return ours.path.gradients(selection, other._count(selection, len(x))).gradients
+    dead = other._count(selection, len(x), step)
+    return ours.path.gradients(selection, None if dead is None else dead.mask.nonzero().squeeze(1)).gradients
 
 
 @pytest.mark.parametrize("kind", ["batchtopk", "matryoshka"])

@@ -93,6 +93,8 @@ RESUMED = {
     "topk then batchtopk": ss.topk_then_batchtopk(48, 4, until=0.5),
     "covariance": ss.topk_then_batchtopk(48, 4, until=0.5, init=InitConfig("covariance")),
     "jumprelu": ss.jumprelu(48, 4),
+    "memory": ss.sampled(48, 4, l=3, memory=0.9, pick="sample"),
+    "gate": ss.sampled(48, 4, "gate", l=3),
 }
 
 
@@ -116,3 +118,34 @@ def test_a_learner_continues_bit_for_bit_from_its_state(activations, name):
         resumed.load_state({name: value.clone() for name, value in begun.state().items()})
         run(resumed, stop, 20)
         assert same_weights(resumed.sae(), whole.sae())
+
+
+def test_a_pool_with_a_memory_follows_the_average_of_the_scores(activations):
+    learner = Learner(ss.sampled(48, 4, l=3, memory=0.75), 16, 10, 0, torch.device("cpu"), torch.float32)
+    average = torch.zeros(48)
+    for step in range(5):
+        x = activations[step * 100 : (step + 1) * 100]
+        q = relu(x, learner.weights).norm(dim=0) if step else None
+        learner.step(x, step)
+        if q is None:  # the first step moves b_dec
+            q = relu(x, learner.weights).norm(dim=0)
+        average = 0.75 * average + 0.25 * q
+        assert set(average.topk(12).indices.tolist()) == set(learner.pool.nonzero()[:, 0].tolist())
+    torch.testing.assert_close(learner.path.pool_state.memory, average)
+
+
+def test_a_latent_that_is_worth_more_keeps_its_place_in_a_gated_pool(activations):
+    """Useless latents leave the pool for latents that were not tried yet, until the useful ones are in it."""
+    config = ss.sampled(48, 4, "gate", l=3, optimizer=ss.OptimizerConfig(lr=1e-9), auxk=AuxKConfig(alpha=0))
+    learner = Learner(config, 16, 10**6, 0, torch.device("cpu"), torch.float32)
+    learner.step(activations[:100], 0)
+    assert learner.pool.nonzero()[:, 0].tolist() == list(range(12))
+    learner.weights.b_enc[:40] = -100.0  # these never fire again
+    for step in range(1, 400):
+        learner.step(activations[step % 40 * 100 :][:100], step)
+    assert learner.pool[40:].all()
+    assert learner.path.pool_state.score[40:].min() > learner.path.pool_state.score[:40].max() - 0.02
+
+
+def relu(x, weights):
+    return torch.relu((x - weights.b_dec) @ weights.W_enc.T + weights.b_enc)

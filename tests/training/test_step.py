@@ -130,3 +130,17 @@ def test_row_wise_cut_keeps_k_of_each_token_inside_the_pool():
     z = reference.activations(x, weights.W_enc.T, weights.b_enc, weights.b_dec) * found.pool
     top = z.topk(3, dim=1)
     torch.testing.assert_close(codes, torch.zeros_like(z).scatter(1, top.indices, top.values))
+
+
+@pytest.mark.parametrize("prefixes", [None, (6, 11, 20)])
+def test_a_latents_gain_is_the_loss_without_it_less_the_loss(prefixes):
+    d, m, k = 6, 20, 3
+    weights = random_weights(d, m, 0)
+    x = torch.randn(8, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = candidates(PlainEncoder(x, weights), SAEConfig(m, k), 0, 10, torch.Generator())
+    codes = keep_largest(found.z, k, found.group, m, None, "batch")
+    outcome = loss_and_gradients(x, weights, codes, None, AuxKConfig(), prefixes, gains=True)
+    for latent in range(m):
+        without = codes.where(codes.latent != latent)
+        loss = loss_and_gradients(x, weights, without, None, AuxKConfig(), prefixes).loss
+        torch.testing.assert_close(outcome.gain[latent], loss - outcome.loss)

@@ -11,7 +11,8 @@ A score reduces the token axis, `dim=-2`, of `Z [..., tokens, d_sae]` (post-ReLU
     def l2(sums):
         return sums.energy.sqrt()
 
-A score of `Z` may take a second argument `generator` to draw random numbers from the run's own generator. Scores are
+A score of `Z` may take an argument `generator`, the run's own generator to draw random numbers from, and an argument
+`state`, a tensor [d_sae] of zeros at the start, which it may change in place and which checkpoints contain. Scores are
 also found in users' files (`--load-scores`) and in other packages, through the entry point `sampled_sae.scores`.
 """
 
@@ -72,7 +73,10 @@ class Score(NamedTuple):
     """What the function takes: Z, sums over its tokens, the input and the encoder, or nothing but the shape of Z."""
     sums: tuple[str, ...] = ()
     """The sums that it reads."""
-    takes_generator: bool = False
+    takes: frozenset[str] = frozenset()
+    """Which of `generator` and `state` a function of Z or of nothing takes, too."""
+    learn: Callable[[Tensor, Tensor, Tensor], None] | None = None
+    """Changes the state after each step: (state [d_sae], gain [d_sae], pool [d_sae] bool)."""
     builtin: bool = False
     """Built-in scores are trusted; the output of a custom score is validated."""
 
@@ -81,12 +85,13 @@ class Score(NamedTuple):
         """Whether the step has to encode latents outside of the pool, too."""
         return self.reads in ("activations", "sums")
 
-    def __call__(self, Z: Tensor, generator: torch.Generator) -> Tensor:
-        """Z [..., tokens, d_sae] -> q [..., d_sae]."""
+    def __call__(self, Z: Tensor, generator: torch.Generator, state: Tensor | None = None) -> Tensor:
+        """Z [..., tokens, d_sae] and the score's own state [d_sae] (None: that of the start) -> q [..., d_sae]."""
         with torch.no_grad():
             if self.reads == "sums":
                 return self.from_sums(token_sums(Z, self.sums))
-            q = self.function(Z, generator=generator) if self.takes_generator else self.function(Z)
+            more = {"generator": generator, "state": Z.new_zeros(Z.shape[-1]) if state is None else state}
+            q = self.function(Z, **{name: more[name] for name in self.takes})
         return self._checked(q, Z.shape)
 
     def from_sums(self, sums: Sums) -> Tensor:
@@ -123,17 +128,22 @@ get_score, load_scores = SCORES.find, SCORES.load_file
 
 
 def register_score(
-    name: str, *, sums: tuple[str, ...] = (), needs_activations: bool = True
+    name: str,
+    *,
+    sums: tuple[str, ...] = (),
+    needs_activations: bool = True,
+    learn: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> Callable[[Function], Function]:
     """Make a function available as a score by `name`, in configurations and on the command line.
 
     The function takes Z. With `sums`, names of fields of `Sums`, it takes these instead. With
-    `needs_activations=False` it takes a Z of the right shape without content, and only the pool is encoded.
+    `needs_activations=False` it takes a Z of the right shape without content, and only the pool is encoded. `learn`
+    changes the score's state after each step (see `Score.learn` and `gate.py`); such SAEs take the plain step path.
     """
     for unknown in set(sums) - set(Sums._fields[1:]):
         raise UserError(f"score {name!r}, sums = {unknown!r}: must be among {', '.join(Sums._fields[1:])}")
     reads: Literal["activations", "sums", "nothing"] = "sums" if sums else "activations"
-    return _registered(name, reads if needs_activations else "nothing", tuple(sums))
+    return _registered(name, reads if needs_activations else "nothing", tuple(sums), learn)
 
 
 def register_input_score(name: str) -> Callable[[Function], Function]:
@@ -145,12 +155,15 @@ def register_input_score(name: str) -> Callable[[Function], Function]:
 
 
 def _registered(
-    name: str, reads: Literal["activations", "sums", "input", "nothing"], sums: tuple[str, ...] = ()
+    name: str,
+    reads: Literal["activations", "sums", "input", "nothing"],
+    sums: tuple[str, ...] = (),
+    learn: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
-        takes_generator = "generator" in inspect.signature(function).parameters
+        takes = frozenset({"generator", "state"} & set(inspect.signature(function).parameters))
         builtin = function.__module__.startswith(f"{__name__}.")
-        SCORES.register(name, Score(name, function, reads, sums, takes_generator, builtin), function.__module__)
+        SCORES.register(name, Score(name, function, reads, sums, takes, learn, builtin), function.__module__)
         return function
 
     return register

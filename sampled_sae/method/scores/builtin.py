@@ -1,4 +1,4 @@
-"""The eleven built-in scores."""
+"""The eleven built-in scores without a state; `gate.py` has another one."""
 
 from __future__ import annotations
 
