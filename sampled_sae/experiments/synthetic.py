@@ -12,7 +12,7 @@ from sampled_sae.config import first_difference, write_file
 from sampled_sae.data.synthetic import BUCKETS, PRESETS, SyntheticConfig, SyntheticData
 from sampled_sae.evals.similarity.matching import activation_fidelity, bucket_recovery, match
 from sampled_sae.method import presets
-from sampled_sae.method.config import AuxKConfig, Fraction, OptimizerConfig, PoolConfig, SAEConfig
+from sampled_sae.method.config import AuxKConfig, Fraction, Multiplier, OptimizerConfig, PoolConfig, Released, SAEConfig
 from sampled_sae.method.scores import get_score
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import as_trained, by_threshold
@@ -45,6 +45,10 @@ def grid(experiment: Experiment) -> list[Cell]:
         for cell in family(experiment)
     ]
     if experiment.extended:
+        cells += [
+            replace(cell, config=replace(cell.config, optimizer=experiment.optimizer, init=init, auxk=experiment.auxk))
+            for cell in scored_released(experiment)
+        ]
         cells += improved({cell.label: cell for cell in cells})
     if experiment.only is None:
         return cells
@@ -74,6 +78,16 @@ def family(experiment: Experiment) -> list[Cell]:
         Cell("released", "l2 50% released at 70%", presets.released(m, k, score="l2", fraction=0.5)),
         Cell("annealed", "uniform annealed from 30%", presets.annealed(m, k, fraction=0.3)),
     ]
+
+
+def scored_released(experiment: Experiment) -> list[Cell]:
+    """Scored pools of the largest l and of half of the latents, released to all latents at 70% of the steps."""
+    m, k, l = experiment.d_sae, experiment.k, max(experiment.multipliers)
+    cells = []
+    for score in ("l2", "entropy", "frequency"):
+        pool = PoolConfig(score, Multiplier(l), schedule=Released(0.7))
+        cells.append(Cell("released", f"{score} l={l:g} released at 70%", SAEConfig(m, k, pool=pool)))
+    return [*cells, Cell("released", "entropy 50% released at 70%", presets.released(m, k, "entropy", 0.5))]
 
 
 def improved(cells: dict[str, Cell]) -> list[Cell]:
@@ -122,6 +136,17 @@ class Experiment:
 
 
 _L0_61 = PRESETS["l0-61"]
+# Large enough to separate the methods: fresh samples, three seeds.
+_TABLE = Experiment(
+    data=_L0_61,
+    d_sae=4096,
+    k=60,
+    steps=5000,
+    batch_size=4096,
+    seeds=(0, 1, 2),
+    scores=("l2", "squared_l2", "entropy", "uniform", "prefix"),
+    extended=True,
+)
 EXPERIMENTS: dict[str, Experiment] = {
     # A quarter of the paper's table in every direction, for two cores and a few minutes.
     "demo": Experiment(
@@ -144,16 +169,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         samples=10_000,
         multipliers=(1, 3, 4, 5, 10, 20, 30, 40, 50, 60, 70, 100),
     ),
-    # Large enough to separate the methods: fresh samples, three seeds.
-    "paper-table": Experiment(
-        data=_L0_61,
-        d_sae=4096,
-        k=60,
-        steps=5000,
-        batch_size=4096,
-        seeds=(0, 1, 2),
-        extended=True,
-    ),
+    "paper-table": _TABLE,
+    # The paper's text instead of its table: p = 0.20 for frequent features, L0 113.
+    "paper-table-p20": replace(_TABLE, data=PRESETS["p-20"]),
+    # Memorization: FVE on the 10,000 training samples beside that on fresh ones, with the paper's number of latents.
+    "paper-finite": replace(_TABLE, d_sae=65_536, samples=10_000, extended=False),
 }
 
 

@@ -51,6 +51,21 @@ def test_batchtopk_finds_the_strong_features_and_a_tiny_pool_does_not(results):
     assert by_label["l2 l=8"]["fve_heldout"] == pytest.approx(by_label["squared_l2 l=8"]["fve_heldout"], abs=0.02)
 
 
+def test_presets_of_the_protocol():
+    labels = {cell.label for cell in grid(EXPERIMENTS["paper-table"])}
+    assert {"prefix l=20", "l2 l=20", "entropy l=20 released at 70%", "TopK then BatchTopK"} <= labels
+    assert {cell.label for cell in grid(EXPERIMENTS["paper-table-p20"])} == labels
+    assert EXPERIMENTS["paper-table-p20"].data.p_high == 0.2
+    finite = EXPERIMENTS["paper-finite"]
+    assert (finite.samples, finite.d_sae, len(finite.seeds)) == (10_000, 65_536, 3)
+
+
+def test_a_finite_sample_is_memorized(tmp_path):
+    small = replace(TINY, samples=64, d_sae=512, steps=600, only=("BatchTopK",))
+    (sae,) = run("tiny", small, tmp_path / "run", device="cpu", progress=False)["saes"]
+    assert sae["fve_train"] > sae["fve_heldout"] + 0.2
+
+
 def test_one_member_alone_and_merged_is_the_same(results, tmp_path):
     parts = []
     for label in ("BatchTopK", "uniform l=8"):
