@@ -61,9 +61,9 @@ def test_presets_of_the_protocol():
 
 
 def test_a_finite_sample_is_memorized(tmp_path):
-    small = replace(TINY, samples=64, d_sae=512, steps=600, only=("BatchTopK",))
+    small = replace(TINY, samples=128, batch_size=128, d_sae=1024, only=("BatchTopK",))
     (sae,) = run("tiny", small, tmp_path / "run", device="cpu", progress=False)["saes"]
-    assert sae["fve_train"] > sae["fve_heldout"] + 0.2
+    assert sae["fve_train"] > sae["fve_heldout"] + 0.05
 
 
 def test_one_member_alone_and_merged_is_the_same(results, tmp_path):
