@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from sampled_sae.formats.tensors import (
     one_threshold,
     read_object,
     read_pickle,
+    wide,
 )
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.utils.errors import UserError
@@ -103,10 +104,11 @@ class DictionaryLearning:
         if isinstance(inner := weights.tensors.get("ae"), dict):  # a run that was interrupted
             scale = known_fields(Interrupted, dict(weights.tensors), weights.path).norm_factor
             weights = Archive(weights.path, inner)
+        cfg = _agreed(cfg, weights, path / CONFIG)
         name = str(content.get("trainer", content)["dict_class"])
         tensors = _tensors(name, weights, cfg.d_in, cfg.d_sae)
         for part in [part for part in tensors if scale != 1.0 and (part.startswith("b_") or part == "threshold")]:
-            tensors[part] = tensors[part] * scale
+            tensors[part] = wide(tensors[part]) * scale
         return StoredSAE(cfg, tensors)
 
     def save(self, sae: StoredSAE, path: Path) -> Path:
@@ -145,6 +147,19 @@ def _hook_name(trainer: Trainer) -> str | None:
         return trainer.submodule_name
     site = (trainer.submodule_name or "resid_post").split("_layer_")[0]
     return f"blocks.{trainer.layer}.hook_{site}" if site in ("resid_post", "resid_pre") else trainer.submodule_name
+
+
+def _agreed(cfg: InferenceConfig, weights: Archive, file: Path) -> InferenceConfig:
+    """The configuration with the groups of the state dict, if config.json has none; UserError if K differs."""
+    k, sizes = weights.tensors.get("k"), weights.tensors.get("group_sizes")
+    if isinstance(k, Tensor) and k.ndim == 0 and not k.is_floating_point() and cfg.k not in (None, k.item()):
+        raise UserError(f"{weights.path}: k = {k.item()}, but {file} has k = {cfg.k}: must be the same")
+    if cfg.prefixes or not isinstance(sizes, Tensor) or sizes.ndim != 1:
+        return cfg
+    try:
+        return replace(cfg, prefixes=tuple(sizes.cumsum(0).tolist()))
+    except UserError as error:
+        raise UserError(f"{weights.path}: {error}") from None
 
 
 def _tensors(name: str, weights: Archive, d: int, m: int) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sampled_sae.formats import FORMATS, ReadOnly, StoredSAE
-from sampled_sae.formats.tensors import Shape, metadata, npz_shapes, one_threshold, read_npz
+from sampled_sae.formats.tensors import Shape, metadata, npz_shapes, one_threshold, read_npz, wide
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.utils.errors import UserError
 
@@ -41,8 +41,8 @@ class GemmaScope(ReadOnly):
         tensors["threshold"] = one_threshold(weights.take("threshold", (m,), ()))
         if cfg.metadata.get("hook_name") == "hook_embed":
             # Trained on embeddings as they are in the table; the model multiplies them by sqrt(d_in).
-            tensors["W_enc"] = tensors["W_enc"] / math.sqrt(d)
-            tensors["W_dec"] = tensors["W_dec"] * math.sqrt(d)
+            tensors["W_enc"] = wide(tensors["W_enc"]) / math.sqrt(d)
+            tensors["W_dec"] = wide(tensors["W_dec"]) * math.sqrt(d)
         return StoredSAE(cfg, tensors)
 
 

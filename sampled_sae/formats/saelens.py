@@ -26,6 +26,7 @@ from sampled_sae.formats.tensors import (
     one_threshold,
     read_object,
     read_safetensors,
+    wide,
 )
 from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
 from sampled_sae.method.config import SAEConfig
@@ -214,7 +215,7 @@ def _fold_(tensors: dict[str, Tensor], weights: Archive, folder: Path, content: 
     if name in weights.tensors:
         factors = weights.take(name, tuple(tensors["W_dec"].shape[:1]))
         if scales.finetuning_scaling_factor:  # of the codes, for decoding only
-            tensors["W_dec"] = tensors["W_dec"] * factors[:, None]
+            tensors["W_dec"] = wide(tensors["W_dec"]) * factors[:, None]
         elif not bool((factors == 1).all()):
             raise UserError(f"{weights.path}: {name} is there, but finetuning_scaling_factor is false in {CONFIG}")
     if _upgraded(content).get("normalize_activations") == EXPECTED:

@@ -164,12 +164,18 @@ def one_threshold(threshold: Tensor) -> Tensor:
 
 def fold_decoder_norms_(tensors: dict[str, Tensor]) -> None:
     """Codes that are multiplied by the norms of the decoder rows, and divided by them for decoding: unit rows."""
-    norms = tensors["W_dec"].norm(dim=1).clamp_min(torch.finfo(tensors["W_dec"].dtype).tiny)
+    W_dec = wide(tensors["W_dec"])
+    norms = W_dec.norm(dim=1).clamp_min(torch.finfo(W_dec.dtype).tiny)
     tensors["W_enc"], tensors["b_enc"] = tensors["W_enc"] * norms, tensors["b_enc"] * norms
-    tensors["W_dec"] = tensors["W_dec"] / norms[:, None]
+    tensors["W_dec"] = W_dec / norms[:, None]
 
 
 def fold_scale_(tensors: dict[str, Tensor], scale: float) -> None:
     """An SAE of `scale` times the activations takes the activations themselves, with the same codes."""
-    tensors["W_enc"] = tensors["W_enc"] * scale
-    tensors["W_dec"], tensors["b_dec"] = tensors["W_dec"] / scale, tensors["b_dec"] / scale
+    tensors["W_enc"] = wide(tensors["W_enc"]) * scale
+    tensors["W_dec"], tensors["b_dec"] = wide(tensors["W_dec"]) / scale, wide(tensors["b_dec"]) / scale
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In 32 bits or more, so that a factor adds no rounding to weights of 16 bits."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

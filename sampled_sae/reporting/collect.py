@@ -18,7 +18,7 @@ from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import parse_json, read_json
 from sampled_sae.utils.measures import Metric
 
-OWN, FOREIGN, WEIGHTS = "sampled_sae.json", "cfg.json", "sae_weights.safetensors"
+OWN, FOREIGN = "sampled_sae.json", "cfg.json"
 SYNTHETIC = "results.json"
 
 
@@ -116,8 +116,8 @@ def _synthetic(folder: Path, notes: list[str]) -> dict[str, Any] | None:
 
 def _is_sae(folder: Path) -> bool:
     """Settings or results suffice: the weights may be on another machine."""
-    if (folder / OWN).exists() or (folder / WEIGHTS).exists() or (is_sae(folder) and not (folder / FOREIGN).exists()):
-        return is_sae(folder) or (folder / OWN).exists()
+    if (folder / OWN).exists() or is_sae(folder):
+        return True
     return any((folder / "evals" / f"{kind.name}.json").exists() for kind in kinds())
 
 

@@ -1,5 +1,7 @@
 """SAEs of other programs: the same codes and reconstructions as the peers' definitions, in every use."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -161,3 +163,29 @@ def test_embeddings_of_gemma_scope(tmp_path):
     torch.testing.assert_close(sae.encode(X * D**0.5), found.code(found.pre(X)))
     torch.testing.assert_close(sae(X * D**0.5) - w.c, D**0.5 * (found.code(found.pre(X)) @ w.D), rtol=1e-4, atol=1e-4)
     assert sae.cfg.metadata["hook_name"] == "hook_embed"
+
+
+@torch.no_grad()
+def test_factors_add_no_rounding_to_weights_of_16_bits(tmp_path):
+    w = foreign.Weights(*(part.bfloat16() for part in W))
+    found = foreign.llama_scope(tmp_path / "double", foreign.Weights(*(part.double() for part in w)))
+    path = foreign.llama_scope(tmp_path / "sae", w).path
+    file = path / "checkpoints" / "final.safetensors"
+    unit = load_file(file)["decoder.weight"].double().T
+    sae, x = SAE.load(path), X.double()
+    assert sae.dtype == torch.float32 and SAE.load(path, dtype=torch.bfloat16).dtype == torch.bfloat16
+    codes = sae.encode(X).double()
+    torch.testing.assert_close(codes, found.pre(x) * (codes > 0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sae(X).double(), (codes @ unit + w.c.double()) / (D**0.5 / 3.0), rtol=1e-4, atol=1e-4)
+
+
+def test_settings_in_both_files_of_dictionary_learning(tmp_path):
+    path = FOREIGN["dictionary_learning matryoshka"](tmp_path, W).path
+    config = json.loads((path / "config.json").read_text())
+    del config["trainer"]["group_sizes"]
+    (path / "config.json").write_text(json.dumps(config))
+    assert SAE.load(path).cfg.prefixes == (10, 40)
+    config["trainer"]["k"] = 9
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ss.UserError, match=r"ae\.pt: k = 4, but .*config\.json has k = 9: must be the same"):
+        SAE.load(path)
