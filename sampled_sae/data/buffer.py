@@ -14,7 +14,8 @@ from sampled_sae.data.rounds import enough_contexts
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.system import available
 
-LARGEST, SMALLEST = 2**21, 2**17  # tokens of a buffer if no number is set
+LARGEST = {"cuda": 2**21, "cpu": 2**19}  # tokens of a buffer if no number is set; it is filled before the first step
+SMALLEST = 2**17
 SHARE = 1 / 6  # of the free memory, which a buffer takes at most if no number is set
 WORTH_COMPILING = 1.5e11
 """Tokens times blocks times their width from which on compiled blocks save more than the 6 s of their compilation.
@@ -30,7 +31,7 @@ class HarvestConfig(TextConfig):
     """Numbers of blocks, counted from 0, for the residual stream after each; or names of modules."""
     buffer_tokens: Positive | None = None
     """Tokens that are held and shuffled; `train` holds no more than its steps need. If unset, as many as a sixth of the
-    free memory holds, 131,072 to 2,097,152."""
+    free memory holds: 131,072 to 524,288, on a GPU up to 2,097,152."""
     rolling: bool | Literal["auto"] = "auto"
     """Whether half of the buffer is handed out before it is refilled, so that batches mix tokens of three such
     halves; otherwise all of it. Auto means yes, or for a run of an earlier version what it began with."""
@@ -68,7 +69,7 @@ def enough_buffer(model: LanguageModel, config: HarvestConfig, batch_size: int, 
 
 def default_buffer(model: LanguageModel, config: HarvestConfig, batch_size: int) -> int:
     """Tokens of the buffer if no number is set: a power of two that a part of the free memory holds."""
-    free, size = available(model.device), LARGEST
+    free, size = available(model.device), LARGEST.get(model.device.type, LARGEST["cpu"])
     room = 2**19 * _bytes_per_token(model, config) if free is None else free * SHARE
     while size > SMALLEST and size * _bytes_per_token(model, config) > room:
         size //= 2

@@ -140,7 +140,7 @@ def _list(mask, listed, m, size, BLOCK: tl.constexpr):
 def list_latents(mask: Tensor, size: int) -> Tensor:
     """mask [m] bool with at most `size` latents -> their numbers [size] ascending, then m; without waiting for them."""
     listed = torch.empty(size, dtype=torch.long, device=mask.device)
-    _list[(1,)](mask.view(torch.uint8), listed, len(mask), size, BLOCK=2**12, num_warps=16)
+    _list[(1,)](mask.view(torch.uint8), listed, len(mask), size, BLOCK=2**14, num_warps=16)
     return listed
 
 

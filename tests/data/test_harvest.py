@@ -119,6 +119,7 @@ def test_a_resumed_run_sends_three_blocks_at_most_through_the_model_again(model,
 def test_the_buffers_size_follows_the_free_memory(model, monkeypatch):
     per_token = 2 * WIDTH * 4
     open_ended = harvest((1,))
+    monkeypatch.setitem(buffer.LARGEST, "cpu", 2**21)
     for free, size in ((2**40, 2**21), (7 * 2**20 * per_token, 2**20), (0, 2**17), (None, 2**19)):
         monkeypatch.setattr(buffer, "available", lambda device, free=free: free)
         assert buffer.enough_buffer(model, open_ended, 30, None) == size
@@ -338,7 +339,7 @@ def test_a_run_keeps_the_buffer_that_it_began_with(model, tmp_path, monkeypatch)
     """Size and order are those of the record where the settings leave them open: free memory changes, and runs of
     earlier versions have no rolling buffer."""
     monkeypatch.setattr(buffer, "SMALLEST", 100)
-    monkeypatch.setattr(buffer, "LARGEST", 400)
+    monkeypatch.setitem(buffer.LARGEST, "cpu", 400)
     common = {"steps": 30, "batch_size": 30, "progress": False, "device": "cpu", "checkpoint_every": 10}
     texts, settings = list(documents(600)), {"context": 20, "skip_first": 8, "progress": False}
 
