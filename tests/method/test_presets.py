@@ -1,3 +1,5 @@
+import inspect
+
 import pytest
 
 import sampled_sae as ss
@@ -92,3 +94,9 @@ def test_invalid_specs_get_one_line(spec, line):
         parse_methods([spec], d_sae=48, k=4)
     assert str(caught.value).startswith(f"methods = {spec!r}: {line}")
     assert "\n" not in str(caught.value)
+
+
+def test_the_help_of_the_command_line_names_every_method():
+    from sampled_sae.cli import train
+
+    assert all(name in inspect.getsource(train.Train) for name in PRESETS)

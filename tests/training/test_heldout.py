@@ -37,6 +37,14 @@ def test_as_trained_uses_pool_and_budget(sae, activations):
         as_trained(sae, activations, batch_size=4000)
 
 
+def test_what_a_gate_learned_is_not_saved_so_all_latents_are_its_pool(sae, activations):
+    found = []
+    for config in (ss.sampled(48, 4, "gate", l=3), ss.batchtopk(48, 4)):
+        sae.cfg = replace(sae.cfg, training=config)
+        found.append(as_trained(sae, activations, batch_size=4000))
+    assert torch.equal(found[0].frequency, found[1].frequency) and found[0].fvu == found[1].fvu
+
+
 def test_a_perfect_and_a_useless_sae():
     sae = SAE(InferenceConfig(4, 8, training=ss.batchtopk(8, 4)))
     x = torch.randn(1000, 4)
