@@ -148,3 +148,22 @@ def test_no_hook_point_another_width_no_model(lm):
         pass
     with pytest.raises(UserError, match="model = str: must be a model of"):
         make_sae(layer=1).attached("gpt2").__enter__()
+
+
+@pytest.mark.parametrize("how", ["layer_norm", "constant_norm_rescale"])
+@torch.no_grad()
+def test_saes_that_normalize_each_token(lm, tokens, how):
+    sae, generator = SAE(InferenceConfig(WIDTH, M, normalize_activations=how)), torch.Generator().manual_seed(0)
+    for tensor in sae.parameters():
+        tensor.data = torch.randn(tensor.shape, generator=generator)
+
+    def edited(x, keep_error):
+        codes = sae.encode(x)
+        new = codes.clone()
+        new[..., 17], new[..., 4] = 0, new[..., 4] + 5.0
+        return sae.decode(new, x) + (x - sae.decode(codes, x) if keep_error else 0)
+
+    for keep_error in (True, False):
+        wanted = lm.logits_with(tokens, 1, lambda x, keep=keep_error: edited(x, keep))
+        with sae.attached(lm, 1, ablate=[17], steer={4: 5.0}, keep_error=keep_error):
+            torch.testing.assert_close(lm.logits(tokens), wanted, rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ from sampled_sae import cli
 from sampled_sae.evals.core.schema import CoreConfig
 from sampled_sae.formats import saes_in
 from sampled_sae.method.architectures import InferenceConfig
-from tests.formats.foreign import FOREIGN, weights
+from tests.formats.foreign import FOREIGN, saelens, weights
 from tests.models.tiny_models import WIDTH, make_model, make_tokenizer
 
 M = 40
@@ -21,7 +21,7 @@ FOLDERS = {"layer1.sae.pt": "qwen", "Llama3_1-8B-Base-L1R-8x": "llama"}
 PAIR = set(FOLDERS)
 NAMES = {
     "saelens": "saelens v5 topk",
-    "normalized": "saelens gated",
+    "gated": "saelens gated",
     "dictionary": "dictionary_learning matryoshka",
     "sparsify": "sparsify groupmax",
     "gemma": "gemma_scope",
@@ -47,6 +47,7 @@ def place(tmp_path_factory):
     (place / "text.jsonl").write_text("\n".join(lines))
     for seed, (folder, name) in enumerate(NAMES.items()):
         FOREIGN[name](place / "saes" / folder, weights(WIDTH, M, seed))
+    saelens(place / "saes" / "normalized", weights(WIDTH, M, 9), "jumprelu", normalize_activations="layer_norm")
     ours = ss.SAE(InferenceConfig(WIDTH, M, training=ss.batchtopk(M, 4)))
     with torch.no_grad():
         for tensor in ours.parameters():
@@ -66,7 +67,16 @@ def evaluated(place):
 def test_evaluate_them_all(evaluated, capsys):
     table = list(csv.DictReader((evaluated / "saes" / "evals" / "table.csv").open()))
     saes = {row["sae"] for row in table}
-    assert saes == {"saelens", "normalized", "dictionary", "layers.1", "average_l0_71", "ours", "layer1.sae.pt"} | {
+    assert saes == {
+        "saelens",
+        "gated",
+        "normalized",
+        "dictionary",
+        "layers.1",
+        "average_l0_71",
+        "ours",
+        "layer1.sae.pt",
+    } | {
         "layer_1_width_16k_l0_small",
         "Llama3_1-8B-Base-L1R-8x",
     }
@@ -77,7 +87,7 @@ def test_evaluate_them_all(evaluated, capsys):
     [bench] = (evaluated / "saes" / "evals").rglob("*dictionary_eval_results.json")
     assert json.loads(bench.read_text())["sae_cfg_dict"]["d_sae"] == M
     before = {path: path.stat().st_mtime_ns for path in (evaluated / "saes").rglob("core.json")}
-    assert len(before) == 9
+    assert len(before) == 10
     words = ("--text", evaluated / "text.jsonl", "--core.contexts", 4, "--core.context", 20, "--device", "cpu")
     run("eval", evaluated / "saes", "--model", evaluated / "model", *words)
     assert before == {path: path.stat().st_mtime_ns for path in before}, "results are reused"
@@ -89,7 +99,7 @@ def test_evaluate_them_all(evaluated, capsys):
 
 def test_results_are_those_of_the_same_sae_in_our_format(evaluated, tmp_path):
     words = {"text": str(evaluated / "text.jsonl"), "device": "cpu", "layer": 1}
-    for folder in ("dictionary", "qwen"):
+    for folder in ("dictionary", "qwen", "normalized"):
         [found] = (evaluated / "saes" / folder).rglob("core.json")
         [path] = saes_in(evaluated / "saes" / folder)
         copy = ss.SAE.load(path).save(tmp_path / folder)
@@ -100,7 +110,7 @@ def test_results_are_those_of_the_same_sae_in_our_format(evaluated, tmp_path):
 def test_compare_them_all(evaluated, tmp_path, capsys):
     run("compare", evaluated / "saes", "--out", tmp_path, "--device", "cpu")
     found = json.loads((tmp_path / "compare.json").read_text())
-    assert len(found["saes"]) == 9 and len(found["pairs"]) == 36
+    assert len(found["saes"]) == 10 and len(found["pairs"]) == 45
     assert {sae["latents"] for sae in found["saes"]} == {M}
     [row] = [row for row in csv.DictReader((tmp_path / "pairs.csv").open()) if {row["a"], row["b"]} == PAIR]
     a, b = (ss.SAE.load(saes_in(evaluated / "saes" / FOLDERS[row[side]])[0]).W_dec.detach() for side in "ab")
@@ -112,7 +122,7 @@ def test_report_them_all(evaluated, tmp_path, capsys):
     pytest.importorskip("plotly")
     run("report", evaluated / "saes", "--out", tmp_path, "--no-figures")
     said = capsys.readouterr()
-    assert sum(map(int, re.findall(r"(\d+) SAEs", said.out))) == 9, said
+    assert sum(map(int, re.findall(r"(\d+) SAEs", said.out))) == 10, said
     page = (tmp_path / "index.html").read_text()
     assert all(name in page for name in ("layer1.sae", "average_l0_71", "dictionary", "ours"))
 
