@@ -5,12 +5,13 @@ A path `hf:OWNER/NAME[/FOLDER][@REVISION]` means a folder, or a file, in a repos
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from sampled_sae.formats import FORMATS, recognize
+from sampled_sae.formats import FORMATS, WEIGHTS, is_sae
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import listed
 from sampled_sae.utils.third_party import package, reason
@@ -57,25 +58,23 @@ def download(place: Place) -> Path:
     downloaded, and only if there are formats that declare nothing.
     """
     hub = package("huggingface_hub", str(place), "hub")
-    before = f"{place.subfolder}/" if place.subfolder else ""
+    if place.subfolder and PurePosixPath(place.subfolder).name in WEIGHTS:
+        place = place._replace(subfolder=place.subfolder.rpartition("/")[0] or None)
+    folder = place.subfolder or "."
     declared = [getattr(one, "files", None) for one in FORMATS.values()]
-    patterns = [f"{before}{name}" for files in declared for name in files or ()]
-    attempts = [[*patterns, place.subfolder] if place.subfolder else patterns]
-    attempts += [[f"{before}*"]] if None in declared else []
-    found = Path()
+    patterns = [posixpath.normpath(f"{folder}/{name}") for files in declared for name in files or ()]
+    attempts = [[*patterns, folder], *([[f"{folder}/*".removeprefix("./")]] if None in declared else [])]
     with _one_line(place):
         for wanted in attempts:
             root = hub.snapshot_download(place.repo, revision=place.revision, allow_patterns=wanted)
             found = Path(root, *PurePosixPath(place.subfolder or "").parts)
-            if any(one.recognize(found) for one in FORMATS.values()):
+            if is_sae(found):
                 return found
         names = hub.HfApi().list_repo_files(place.repo, revision=place.revision)
-    _refuse(place, names)
-    recognize(found)  # says what the files lack
-    return found
+    raise _refusal(place, names)
 
 
-def _refuse(place: Place, names: list[str]) -> None:
+def _refusal(place: Place, names: list[str]) -> UserError:
     """The error for a folder without the files of an SAE, with folders that have some."""
     plain = {name for one in FORMATS.values() for name in getattr(one, "files", ()) if "*" not in name}
     ends = {PurePosixPath(name).name for name in plain}
@@ -84,7 +83,7 @@ def _refuse(place: Place, names: list[str]) -> None:
     what = "no SAE there" if inside else f"the repository has no {place.subfolder!r}"
     others = [name if name != "." else "the repository itself" for name in folders]
     there = f"; there may be SAEs in {listed(others, 4)}" if others else ""
-    raise UserError(f"{place}: {what}{there}")
+    return UserError(f"{place}: {what}{there}")
 
 
 def upload(folder: Path, place: Place, card: bool | None, private: bool | None, message: str | None) -> str:

@@ -49,7 +49,7 @@ class Run(Config):
 
 
 class Sparsify(ReadOnly):
-    files = (CONFIG, WEIGHTS)
+    files = (CONFIG, WEIGHTS, "../config.json")
 
     def recognize(self, path: Path) -> bool:
         return (path / WEIGHTS).is_file() and (path / CONFIG).is_file()

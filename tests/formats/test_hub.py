@@ -1,12 +1,14 @@
 """The client of the Hugging Face hub against a server on this machine, in processes of its own: it reads HF_ENDPOINT
 when it is imported."""
 
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -85,16 +87,23 @@ def test_push_and_load(hub, sae, pushed, tmp_path):
     assert set(hub.repos["me/saes"]["main"]) == {f"layer-1/a/{name}" for name in NAMES}
     assert set(hub.repos["me/branch"]["v1"]) == NAMES and not hub.repos["me/branch"]["main"]
     hub.repos["me/saes"]["main"]["layer-1/a/other.bin"] = b"not needed"
+    arrays = io.BytesIO()
+    shapes = {"W_enc": (6, 9), "W_dec": (9, 6), "b_enc": 9, "b_dec": 6, "threshold": 9}
+    np.savez(arrays, **{name: np.ones(shape, dtype=np.float32) for name, shape in shapes.items()})
+    hub.repos["some/gemma-scope-2b-pt-res"] = {"main": {"layer_3/width_1k/params.npz": arrays.getvalue()}}
     hub.requests.clear()
     out = tmp_path / "out"
-    [folder] = client(
+    folder, *others = client(
         hub.address,
         tmp_path / "home",
         f"ss.SAE.from_pretrained('me/saes', subfolder='layer-1/a').save({str(out / 'a')!r})",
         "import torch",
         f"ss.SAE.load('hf:me/branch@v1', dtype=torch.bfloat16).save({str(out / 'b')!r})",
         "print(ss.SAE.from_pretrained('me/one').folder)",
+        "print(ss.SAE.from_pretrained('some/gemma-scope-2b-pt-res', 'layer_3/width_1k').d_sae)",
+        "print(ss.SAE.load('hf:some/gemma-scope-2b-pt-res/layer_3/width_1k/params.npz').d_sae)",
     )
+    assert others == ["9", "9"]
     assert {file.name for file in Path(folder).iterdir()} == NAMES - {"README.md"}
     assert not [request for request in hub.requests if "other.bin" in request or "README" in request]
     for name, tensor in SAE.load(out / "a").state_dict().items():
