@@ -43,9 +43,8 @@ def main() -> None:
         sae = ss.SAE.load(folder)
     else:
         acts = ss.activations(model, "stdlib", layer=12, context=128, buffer_tokens=32_768)
-        sae = ss.train(
-            acts, ss.batchtopk(d_sae=2048, k=32), tokens=60_000, batch_size=1024, heldout_tokens=8192, out=a.out
-        )
+        size = {"tokens": 60_000, "batch_size": 1024, "heldout_tokens": 8192}
+        sae = ss.train(acts, ss.batchtopk(d_sae=2048, k=32), out=a.out, resume=True, **size)
 
     latent = find_latent(sae, model, a.words, a.others)
     print(f"latent {latent}")

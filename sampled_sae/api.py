@@ -180,15 +180,16 @@ def evaluate(
     out: PathLike | None = None,
     redo: bool = False,
     layer: int | None = None,
+    hook: str | None = None,
     device: Device | None = None,
     dtype: torch.dtype | None = None,
 ) -> Results:
     """Evaluate SAEs on a language model; `results[0]["core"]` is the first SAE's result as plain JSON.
 
-    `model` None stands for the one whose name is saved with the SAEs, likewise `layer`. `evals` are names of
-    evaluations, or their settings. `text` is for those that read one. Results of saved SAEs are written to
-    evals/NAME.json in their folders, and not measured again unless `redo`. With `out`, a table of all results and the
-    files for SAEBench's tools are written there.
+    `model` None stands for the one whose name is saved with the SAEs, likewise `layer`, or `hook` for another hook
+    point by name. `evals` are names of evaluations, or their settings. `text` is for those that read one. Results
+    of saved SAEs are written to evals/NAME.json in their folders, and not measured again unless `redo`. With `out`,
+    a table of all results and the files for SAEBench's tools are written there.
     """
     from sampled_sae.evals.results import find_saes, names_of
     from sampled_sae.evals.session import evaluate_saes
@@ -204,7 +205,7 @@ def evaluate(
             str(model) if isinstance(model, Path) else model,
             _listed(evals),
             text=text,
-            layer=layer,
+            layer=_hook_point(layer, hook),
             device=device,
             dtype=dtype,
             redo=redo,
@@ -293,6 +294,7 @@ def browse(
     tokens: int = 200_000,
     context: int = 128,
     layer: int | None = None,
+    hook: str | None = None,
     other: SAE | PathLike | None = None,
     comparison: PathLike | None = None,
     config: BrowseConfig | None = None,
@@ -303,10 +305,10 @@ def browse(
 ) -> Browser:
     """Write a page that shows the latents of an SAE into `out`: where each fires, which tokens it promotes.
 
-    The first `tokens` of `text` are read in contexts of `context` tokens. `model` None stands for the one whose name
-    is saved with the SAE, likewise `layer`. `other` is a second SAE whose nearest latents are shown, `comparison` the
-    folder of a comparison that lists the unique latents. With `neuronpedia`, a folder, the same numbers are written
-    there as batch files for Neuronpedia, named by `export`.
+    The first `tokens` of `text` are read in contexts of `context` tokens. `model` None stands for the one whose name is
+    saved with the SAE, likewise `layer`, or `hook` for another hook point by name. `other` is a second SAE whose
+    nearest latents are shown, `comparison` the folder of a comparison that lists the unique latents. With
+    `neuronpedia`, a folder, the same numbers are written there as batch files for Neuronpedia, named by `export`.
     """
     from sampled_sae.browser.collect import BrowseConfig
     from sampled_sae.browser.neuronpedia import NeuronpediaConfig, write_neuronpedia
@@ -328,7 +330,7 @@ def browse(
     with _on_disk([sae] if other is None else [sae, other]) as folders:
         loaded, second = SAE.load(folders[0], place), None if other is None else SAE.load(folders[1], place)
         name = named(loaded.cfg, "model_name", model, "model", folders[0])
-        position = layer_of(loaded.cfg, layer, folders[0])
+        position = layer_of(loaded.cfg, _hook_point(layer, hook), folders[0])
         listed = None if comparison is None else Path(comparison)
         if listed is not None:
             read_unique(listed, folders[0], loaded.d_sae)
@@ -338,7 +340,7 @@ def browse(
         try:
             contexts = _first_contexts(loaded, read, source, tokens, context)
             page = make_page(
-                *(loaded, read, position, contexts, settings),
+                *(loaded, read, read.where(position), contexts, settings),
                 text=source.name,
                 other=second,
                 comparison=listed,
@@ -381,6 +383,13 @@ def push(
 def _listed(items: Any) -> list[Any]:
     """The items of a list or tuple, or the single item."""
     return list(items) if isinstance(items, list | tuple) and not hasattr(items, "_fields") else [items]
+
+
+def _hook_point(layer: int | None, hook: str | None) -> int | str | None:
+    """The layer, or the hook point by name, if one of them is given."""
+    if layer is not None and hook is not None:
+        raise UserError(f"layer = {layer}, hook = {hook!r}: give one of them")
+    return layer if hook is None else hook
 
 
 @contextmanager

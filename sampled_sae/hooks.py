@@ -47,6 +47,7 @@ class HookPoint:
 
 
 At = int | str | HookPoint  # a hook point as users name it; see `Decoder.hook_point`
+Where = int | str  # the same in its short form: a layer for the residual stream after that block, else its name
 
 
 class Decoder:
@@ -88,6 +89,25 @@ class Decoder:
             return self._saelens(self.check_layer(int(foreign[1])), foreign[2], at)
         return self._module(at)
 
+    def where(self, at: At) -> Where:
+        """The same hook point by its layer, or else by its name."""
+        point = self.hook_point(at)
+        return point.name if point.layer is None else point.layer
+
+    def writes_to_residual(self, at: At) -> bool:
+        """Whether the activations are the residual stream, or what a part of a block adds to it."""
+        point = self.hook_point(at)
+        number, _, part = point.module.removeprefix(f"{self.path}.").partition(".")
+        if not number.isdigit() or not part:
+            return number.isdigit()
+        return point.side == "output" and part in self._added(int(number))
+
+    def _added(self, number: int) -> tuple[str, ...]:
+        """Names of the parts of a block whose outputs are added to the residual stream."""
+        if hasattr(self.blocks[number], "pre_feedforward_layernorm"):  # Gemma 2 and 3 normalize them
+            return ("post_attention_layernorm", "post_feedforward_layernorm")
+        return (*ATTENTION, *MLP)
+
     def check_layer(self, layer: int) -> int:
         """The layer as a plain int, or one line with the number of layers."""
         return check_layer(layer, len(self.blocks), self.name)
@@ -119,11 +139,10 @@ class Decoder:
         parts = dict(block.named_children())
         attention = next((name for name in ATTENTION if name in parts), None)
         mlp = next((name for name in MLP if name in parts), None)
-        normalized = "pre_feedforward_layernorm" in parts
-        if what == "mlp_out" and mlp is not None:
-            return HookPoint(f"{path}.{'post_feedforward_layernorm' if normalized else mlp}")
-        if what == "attn_out" and attention is not None:
-            return HookPoint(f"{path}.{'post_attention_layernorm' if normalized else attention}")
+        ends = {"mlp_out": (*MLP, "post_feedforward_layernorm"), "attn_out": (*ATTENTION, "post_attention_layernorm")}
+        for name in self._added(number):
+            if name in parts and name in ends.get(what, ()):
+                return HookPoint(f"{path}.{name}")
         if what == "z" and attention is not None:
             inside = [name for name, _ in parts[attention].named_children()]
             if last := next((name for name in OUT if name in inside), None):
@@ -131,10 +150,13 @@ class Decoder:
         raise UserError(f"hook = {at!r}: not known in {self.name}; name a module, such as {path}.{mlp or attention}")
 
 
-def saved_hook(metadata: Mapping[str, Any]) -> int | str | None:
+def saved_hook(metadata: Mapping[str, Any]) -> Where | None:
     """The hook point in an SAE's metadata: a layer for the residual stream after it, else a name; None without one."""
-    if metadata.get("layer") is not None:
-        return int(metadata["layer"])
+    layer = metadata.get("layer")
+    if layer is not None:
+        if isinstance(layer, bool) or not re.fullmatch(r"\d+", str(layer)):
+            raise UserError(f"layer = {str(layer)[:50]!r}: must be a whole number, in an SAE's metadata")
+        return int(layer)
     name = metadata.get("hook_point") or metadata.get("hook_name")
     found = RESIDUAL.fullmatch(str(name))
     if found and found[3] == "pre" and int(found[2]) > 0:
@@ -144,7 +166,7 @@ def saved_hook(metadata: Mapping[str, Any]) -> int | str | None:
     return None if name is None else str(name)
 
 
-def hook_title(at: int | str | None) -> str:
+def hook_title(at: Where | None) -> str:
     """A hook point of `saved_hook` for readers: `layer 12`, or its name."""
     return f"layer {at}" if isinstance(at, int) else str(at)
 

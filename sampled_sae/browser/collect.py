@@ -25,6 +25,7 @@ from sampled_sae.config import Bound, Config, Count, Positive, Seed
 from sampled_sae.data.contexts import find_end_of_text
 from sampled_sae.evals.core.schema import special_tokens
 from sampled_sae.evals.reading import Firings, Streams, collect_firings, counted_positions
+from sampled_sae.hooks import Where
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -95,16 +96,17 @@ class Browsed:
 def collect(
     sae: SAE,
     model: LanguageModel,
-    layer: int,
+    layer: Where,
     contexts: Tensor,
     settings: BrowseConfig,
     other: SAE | None = None,
     same_layer: bool = True,
     progress: Progress | None = None,
 ) -> Browsed:
-    """Read contexts [n, L] once. `other` reads them too if it is an SAE of the same layer of the same model."""
-    if sae.d_in != model.width:
-        raise UserError(f"the SAE has width {sae.d_in}: must be {model.width}, the width of {model.name}")
+    """Read contexts [n, L] once. `other` reads them too if it is an SAE of the same hook point of the same model."""
+    if sae.d_in != (width := model.width_at(layer)):
+        where = "" if isinstance(layer, int) else f" at {layer}"
+        raise UserError(f"the SAE has width {sae.d_in}: must be {width}, the width of {model.name}{where}")
     if other is not None and other.d_in != sae.d_in:
         raise UserError(f"other: has width {other.d_in}: must be {sae.d_in}, as the first SAE has")
     contexts, progress = contexts.long().cpu(), progress or (lambda what, done, total: None)
@@ -126,6 +128,8 @@ def collect(
     notes: list[str] = []
     output: OutputTokens | None = None
     try:
+        if not model.writes_to_residual(layer):
+            raise UserError(f"{layer} is not the residual stream, nor added to it")
         tick = _steps(progress, "output tokens: latents", sae.d_sae)
         output = output_tokens(sae.W_dec, model, settings.promoted, tick)
     except UserError as reason:

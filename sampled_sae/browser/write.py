@@ -13,6 +13,7 @@ from torch import Tensor
 from sampled_sae.browser.collect import BrowseConfig, Progress, collect
 from sampled_sae.browser.files import Page, data_files
 from sampled_sae.evals.results import FIRING, Density, read_density, read_explanations, read_unique
+from sampled_sae.hooks import Where, hook_title, saved_hook
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.reporting.pages import render, trusted
 from sampled_sae.sae import SAE
@@ -62,7 +63,7 @@ def write_browser(page: Page, tokenizer: Any, out: Path, progress: Progress | No
 def make_page(
     sae: SAE,
     model: LanguageModel,
-    layer: int,
+    layer: Where,
     contexts: Tensor,
     config: BrowseConfig,
     *,
@@ -83,7 +84,7 @@ def make_page(
     other_meanings = {} if other is None else read_explanations(_folder(other))
     # Whether the other SAE reads the same activations, as far as its metadata shows.
     its = {} if other is None else other.cfg.metadata
-    same = its.get("layer") in (None, layer) and its.get("model_name") in (None, sae.cfg.metadata.get("model_name"))
+    same = saved_hook(its) in (None, layer) and its.get("model_name") in (None, sae.cfg.metadata.get("model_name"))
     browsed = collect(sae, model, layer, contexts, config, other, same, progress)
     counted = density or Density(browsed.firings.fired, browsed.read)
     name = None if other is None else _folder(other).resolve().name
@@ -93,14 +94,14 @@ def make_page(
     if browsed.high_norm:
         notes.append(f"{browsed.high_norm:,} high-norm tokens were left out: most latents fire on them.")
     if not same:
-        notes.append(f"{name} is of another layer or model: its latents were not read on this text.")
+        notes.append(f"{name} is of another hook point or model: its latents were not read on this text.")
     if comparison is not None and not unique:
         why = "explanations of both SAEs or an embedder were missing, or each explained latent has an equal"
         notes.append(f"The comparison lists no unique latents: {why}.")
     n, length = browsed.contexts.shape
     live = int((browsed.firings.fired > 0).sum())
     facts = {
-        "Model": f"{model.name}, layer {layer}",
+        "Model": f"{model.name}, {hook_title(layer)}",
         "Latents": f"{sae.d_sae:,}, of width {sae.d_in:,}",
         "Text": text,
         "Read": f"{browsed.read:,} tokens in {n:,} contexts of {length}",
@@ -110,7 +111,7 @@ def make_page(
     }
     about: dict[str, Any] = {
         "title": shown(folder.resolve().name),
-        "summary": shown(f"{sae.d_sae:,} latents of {model.name}, layer {layer}"),
+        "summary": shown(f"{sae.d_sae:,} latents of {model.name}, {hook_title(layer)}"),
         "facts": [[title, shown(value)] for title, value in facts.items()],
         "notes": [shown(note) for note in notes],
         "read": browsed.read,

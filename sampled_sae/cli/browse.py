@@ -44,6 +44,8 @@ class Browse:
     """Model, where the name that is saved with the SAE does not lead to it."""
     layer: int | None = None
     """Layer, for an SAE that does not name its own."""
+    hook: str | None = None
+    """Hook point by name, such as model.layers.3.mlp, for an SAE that does not name its own."""
     neuronpedia: Path | None = None
     """Folder for the same numbers as batch files for Neuronpedia."""
     export: NeuronpediaConfig = field(default_factory=NeuronpediaConfig)
@@ -68,6 +70,7 @@ class Browse:
             tokens=self.tokens,
             context=self.context,
             layer=self.layer,
+            hook=self.hook,
             other=self.other,
             comparison=self.compare,
             config=self.settings,

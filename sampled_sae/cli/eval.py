@@ -41,6 +41,8 @@ class Eval:
     """Model, where the name that is saved with the SAE does not lead to it."""
     layer: int | None = None
     """Layer, for an SAE that does not name its own."""
+    hook: str | None = None
+    """Hook point by name, such as model.layers.3.mlp, for an SAE that does not name its own."""
     model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of the model; bfloat16 on a GPU, float32 elsewhere when unset."""
     redo: bool = False
@@ -65,6 +67,7 @@ class Eval:
             out=self.out or self._default_out(),
             redo=self.redo,
             layer=self.layer,
+            hook=self.hook,
             device=self.device,
             dtype=self.model_dtype and getattr(torch, self.model_dtype),
         )

@@ -37,11 +37,11 @@ E = TypeVar("E", bound="Evaluation")
 
 
 class Job(NamedTuple):
-    """SAEs of one layer that are measured together."""
+    """SAEs of one hook point that are measured together."""
 
     saes: Sequence[SAE]
     model: LanguageModel
-    layer: int  # the SAEs read the residual stream after this block, counted from 0
+    layer: int | str  # the SAEs read the residual stream after this block, counted from 0, or a hook point by name
     contexts: Tensor | None = None  # [n, L] token ids; None unless `needs.text`
     progress: Progress = lambda done, total: None
 

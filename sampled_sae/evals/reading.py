@@ -1,15 +1,15 @@
-"""Contexts through the model once: residual stream at counted positions, firings of many SAEs; checks of the input."""
+"""Contexts through the model once: activations at counted positions, firings of many SAEs; checks of the input."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sampled_sae.hooks import Where, saved_hook
 from sampled_sae.method.codes import SparseCodes, starts
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
@@ -54,11 +54,11 @@ class Piece(NamedTuple):
 
     contexts: int  # number of contexts
     positions: Tensor  # [t] int64: flat positions in the text, on the host
-    x: Tensor  # [t, d_in]: the residual stream there
+    x: Tensor  # [t, d_in]: the activations there
 
 
 class Streams:
-    """The residual stream after `layer` at the counted positions of contexts [n, L], from the first context on.
+    """The activations at a hook point, at the counted positions of contexts [n, L], from the first context on.
 
     Tokens with a norm above `norm_factor` times the median of the first contexts do not count. The residual stream is
     kept in host memory if it fits into `keep_gib`; otherwise each iteration computes it again.
@@ -67,7 +67,7 @@ class Streams:
     def __init__(
         self,
         model: LanguageModel,
-        layer: int,
+        layer: Where,
         contexts: Tensor,
         counted: Tensor,
         *,
@@ -75,9 +75,9 @@ class Streams:
         at_once: int = 16,
         keep_gib: float = 4.0,
     ):
-        self.model, self.layer = model, model.check_layer(layer)
+        self.model, self.layer = model, model.where(layer)
         self.contexts, self.counted, self.at_once = contexts, counted, at_once
-        size = int(counted.sum()) * model.width * torch.empty((), dtype=model.dtype).element_size()
+        size = int(counted.sum()) * model.width_at(layer) * torch.empty((), dtype=model.dtype).element_size()
         self._keep = size <= keep_gib * 2**30
         self._kept: list[Piece] = []
         self.limit = self._limit(norm_factor)  # norm above which a token does not count
@@ -118,7 +118,7 @@ class Streams:
         return norm_factor * float(found.median()) if len(found) else math.inf
 
 
-def not_finite(model: LanguageModel, layer: int) -> UserError:
+def not_finite(model: LanguageModel, layer: Where) -> UserError:
     """The error of a model whose activations overflow."""
     why = f"gives activations that are nan or infinite in {model.dtype}; load it in float32"
     return UserError(f"layer = {layer}: {model.name} {why}")
@@ -236,42 +236,33 @@ def collect_firings(
     return firings
 
 
-HOOK = re.compile(r"blocks\.(\d+)\.(?:\w+\.)?hook_(\w+)")  # a hook point as SAELens names it
-
-
-def checked(saes: Sequence[SAE], model: LanguageModel, layer: int) -> Iterator[tuple[str, SAE]]:
-    """Each SAE with its name in error messages; UserError if there is none, or if one has another width, another layer
-    or weights that are not finite."""
+def checked(saes: Sequence[SAE], model: LanguageModel, layer: Where) -> Iterator[tuple[str, SAE]]:
+    """Each SAE with its name in error messages; UserError if there is none, or if one has another width, another hook
+    point or weights that are not finite."""
     if not saes:
         raise UserError("saes = []: must name at least one SAE")
+    width = model.width_at(layer)
     for number, sae in enumerate(saes):
         which = "sae" if len(saes) == 1 else f"saes[{number}]"
-        if sae.d_in != model.width:
-            raise UserError(f"{which} has width {sae.d_in}: must be {model.width}, the width of {model.name}")
-        own = own_layer(sae.cfg.metadata, which)
-        if own not in (None, layer):
-            hook = f"layer {own}" if sae.cfg.metadata.get("layer") is not None else sae.cfg.metadata["hook_name"]
-            raise UserError(f"layer = {layer}: {which} was trained on {hook}; measure it there")
+        if sae.d_in != width:
+            where = "" if isinstance(layer, int) else f" at {layer}"
+            raise UserError(f"{which} has width {sae.d_in}: must be {width}, the width of {model.name}{where}")
+        own = saved_hook(sae.cfg.metadata)
+        if own is not None and own != layer and _elsewhere(model, own, layer):
+            name = f"layer {own}" if sae.cfg.metadata.get("layer") is not None else sae.cfg.metadata["hook_name"]
+            raise UserError(f"layer = {layer}: {which} was trained on {name}; measure it there")
         for name, tensor in sae.state_dict().items():
             if name != "threshold_ema" and not bool(tensor.isfinite().all()):
                 raise UserError(f"{which} has entries of {name} that are nan or infinite: must be finite numbers")
         yield which, sae
 
 
-def own_layer(metadata: Mapping[str, Any], which: str) -> int | None:
-    """Layer after which an SAE takes the residual stream, from its metadata; None if they do not have it."""
-    if metadata.get("layer") is not None:
-        return int(metadata["layer"])
-    where = metadata.get("hook_point")
-    if where is None:
-        # SAEs from elsewhere have no layer, but the name of a hook point.
-        hook = HOOK.fullmatch(str(metadata.get("hook_name")))
-        if hook is None:
-            return None
-        if hook[2] in ("resid_pre", "resid_post"):
-            return int(hook[1]) - (hook[2] == "resid_pre")
-        where = hook[0]
-    raise UserError(f"{which} was trained on {where}: only SAEs of the residual stream can be measured")
+def _elsewhere(model: LanguageModel, own: Where, layer: Where) -> bool:
+    """Whether an SAE's own hook point is another one; one that the model does not know is not."""
+    try:
+        return model.where(own) != layer
+    except UserError:
+        return isinstance(own, int)
 
 
 def check_contexts(contexts: Tensor, tokens: int = 1) -> None:

@@ -22,9 +22,9 @@ from sampled_sae.config import plain
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.text import Text, TextList, TextSource, as_text
 from sampled_sae.evals import Evaluation, Job, chosen, registry
-from sampled_sae.evals.reading import own_layer
 from sampled_sae.evals.results import find_saes, fingerprint, read_result, write_result
 from sampled_sae.formats import describe
+from sampled_sae.hooks import Where, saved_hook
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
@@ -66,12 +66,15 @@ def subjects(saes: Sequence[SAE | Path | str]) -> list[Subject]:
     return list(found.values())
 
 
-def layer_of(sae: InferenceConfig, asked: int | None, where: object) -> int:
-    """The layer that an SAE names, or `asked` if it names none."""
-    own = own_layer(sae.metadata, str(where))
-    if asked is not None and own not in (None, asked):
+def layer_of(sae: InferenceConfig, asked: Where | None, where: object) -> Where:
+    """The hook point that an SAE names, or `asked` if it names none, or none that a model knows."""
+    own = saved_hook(sae.metadata)
+    if asked is not None and isinstance(own, int) and own != asked:
         raise UserError(f"layer = {asked}: {where} is of layer {own}; leave the flag out")
-    return int(named(sae, "layer", asked, "layer", where)) if own is None else own
+    found = own if asked is None else asked
+    if found is None:
+        raise UserError(f"{where}: does not name its layer; give --layer, or --hook")
+    return found
 
 
 def named(sae: InferenceConfig, name: str, asked: Any, flag: str, where: object) -> Any:
@@ -114,7 +117,7 @@ def evaluate_saes(
     evals: Sequence[Any] = ("core",),
     *,
     text: Text | None = None,
-    layer: int | None = None,
+    layer: Where | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     redo: bool = False,
@@ -123,8 +126,8 @@ def evaluate_saes(
     """Measure SAEs, or those in these folders; returns for each SAE its results as plain JSON by evaluation.
 
     `model`: a loaded one, its name, or None for the one that the SAEs name. `evals`: names, settings, or requests.
-    `layer` is for SAEs that do not name theirs. Results of SAEs in folders are kept there, and not measured again if
-    they were measured in the same way, unless `redo`.
+    `layer`, which may be the name of a hook point, is for SAEs that do not name theirs. Results of SAEs in folders are
+    kept there, and not measured again if they were measured in the same way, unless `redo`.
     """
     text = None if text is None else as_text(text)
     asked = requests(evals)
@@ -147,7 +150,7 @@ class Session:
     _model: LanguageModel | str | None
     device: torch.device
     dtype: torch.dtype
-    layer: int | None
+    layer: Where | None
     text: TextSource | TextList | None
     _load: Load = load_model
     _layers: list[int] = field(default_factory=list)  # those that are measured
@@ -168,7 +171,7 @@ class Session:
         left = {r: [s for s in self.saes if redo or not self._reuse(s, r)] for r in asked}
         todo = {sae.label: sae for saes in left.values() for sae in saes}
         layers = {label: layer_of(sae.cfg, self.layer, label) for label, sae in todo.items()}
-        self._layers = sorted(set(layers.values()))
+        self._layers = sorted({layer for layer in layers.values() if isinstance(layer, int)})
         for request, saes in left.items():  # what is refused is known before the model is loaded
             if saes:
                 request.evaluation.check(request.config)
@@ -261,7 +264,7 @@ class Session:
 
     # ---- measuring ---------------------------------------------------------------------------------------
 
-    def _measure(self, request: Request, saes: Sequence[Subject], layers: Mapping[str, int]) -> None:
+    def _measure(self, request: Request, saes: Sequence[Subject], layers: Mapping[str, Where]) -> None:
         """Measure SAEs with equal settings and text together."""
         groups: dict[Any, list[Subject]] = {}
         reads = request.evaluation.needs.text
@@ -269,7 +272,7 @@ class Session:
         for sae in saes:
             settings = request.evaluation.settings_for(request.config, sae.cfg, self.model)
             text = tuple(sae.cfg.metadata.get(name) for name in cut_by)
-            groups.setdefault((layers[sae.label], settings, text), []).append(sae)
+            groups.setdefault((self.model.where(layers[sae.label]), settings, text), []).append(sae)
         for (layer, settings, _), members in groups.items():
             tokens = self._contexts(request, members[0])
             for part in self._parts(members, request.evaluation.needs.saes_at_once):
@@ -289,7 +292,7 @@ class Session:
         yield part
 
     def _measure_together(
-        self, request: Request, layer: int, settings: Any, tokens: Tensor | None, subjects: list[Subject]
+        self, request: Request, layer: Where, settings: Any, tokens: Tensor | None, subjects: list[Subject]
     ) -> None:
         evaluation = request.evaluation
         try:
@@ -318,7 +321,7 @@ class Session:
             if bar is not None:
                 bar.close()
 
-    def _finish(self, request: Request, sae: Subject, result: Any, layer: int, settings: Any, seconds: float) -> None:
+    def _finish(self, request: Request, sae: Subject, result: Any, layer: Where, settings: Any, seconds: float) -> None:
         evaluation, found = request.evaluation, request.evaluation.to_dict(result)
         self._results[sae.label, evaluation.name] = found
         if sae.folder is None:

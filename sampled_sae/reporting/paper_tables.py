@@ -206,7 +206,7 @@ def _training(sweep: Sweep, before: str) -> Table | Missing:
     runs = [run for row in sweep.rows for run in row.runs]
     rows: list[list[Any]] = [
         ["Base model", sweep.model],
-        ["Layer (residual stream after block)", sweep.layer],
+        ["Layer (residual stream after block)" if isinstance(sweep.layer, int) else "Hook point", sweep.layer],
         ["Activation dimension", sweep.width],
         ["Context length", _every(sae.metadata.get("context_size") for sae in saes)],
         ["Dataset", _every(sae.metadata.get("text") for sae in saes)],

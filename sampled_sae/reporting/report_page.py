@@ -89,7 +89,7 @@ def _facts(sweep: Sweep) -> Iterator[tuple[str, str]]:
     each = f" ({len(sweep.rows)} settings, {listed([str(count) for count in seeds])} seeds)" if seeds[-1:] > [1] else ""
     yield "Model", sweep.model or "not named"
     if sweep.layer is not None:
-        yield "Layer", str(sweep.layer)
+        yield "Layer" if isinstance(sweep.layer, int) else "Hook point", str(sweep.layer)
     yield "SAEs", f"{len(sweep.saes)}{each}"
     runs = [run for row in sweep.rows for run in row.runs]
     for title, name in (("Tokens", "tokens"), ("Latents", "latents"), ("K", "k"), ("Learning rate", "lr")):

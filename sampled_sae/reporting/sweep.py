@@ -1,4 +1,4 @@
-"""The SAEs of one model and layer: a row per configuration, with metrics over its seeds."""
+"""The SAEs of one model and hook point: a row per configuration, with metrics over its seeds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sampled_sae.hooks import Where, hook_title, saved_hook
 from sampled_sae.method import presets
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.reporting.collect import Found, Kind, Log, Saved, kinds, part
@@ -73,10 +74,10 @@ FREE = ("seed", "name")
 
 @dataclass(frozen=True)
 class Sweep:
-    """All SAEs of one model and layer. A run of a row is a dictionary with name, seed, lr, values and so on."""
+    """All SAEs of one model and hook point. A run of a row is a dictionary with name, seed, lr, values and so on."""
 
     model: str | None
-    layer: int | None
+    layer: Where | None
     width: int | None
     saes: tuple[Saved, ...]
     rows: tuple[Configuration, ...]  # configurations; BatchTopK first, then by group and l
@@ -89,7 +90,7 @@ class Sweep:
         """Model and layer, as far as they are known."""
         if self.model is None:
             return "a model without a name" + (f", width {self.width}" if self.width else "")
-        return self.model + ("" if self.layer is None else f", layer {self.layer}")
+        return self.model + ("" if self.layer is None else f", {hook_title(self.layer)}")
 
     @property
     def metrics(self) -> list[Metric]:
@@ -123,16 +124,24 @@ def key_of(metric: Metric) -> tuple[str, str]:
 
 
 def sweeps(found: Found) -> list[Sweep]:
-    """One for each model and layer, the largest first."""
+    """One for each model and hook point, the largest first."""
     groups: dict[tuple[Any, ...], list[Saved]] = {}
     for sae in found.saes:
-        origin = [sae.metadata.get(name) for name in ("model_name", "layer")]
+        origin = (sae.metadata.get("model_name"), hook_of(sae.metadata))
         model, layer = (one if one is None or isinstance(one, str | int) else str(one) for one in origin)
         # Without a model's name only the width distinguishes activations.
         key = (model, layer, None) if model is not None else (None, layer, sae.width)
         groups.setdefault(key, []).append(sae)
     made = [_sweep(model, layer, members) for (model, layer, _), members in groups.items()]
     return sorted(made, key=lambda sweep: -len(sweep.saes))
+
+
+def hook_of(metadata: dict[str, Any]) -> Where | None:
+    """The hook point in an SAE's metadata, as far as it can be read."""
+    try:
+        return saved_hook(metadata)
+    except UserError:
+        return None
 
 
 def _sweep(model: Any, layer: Any, members: list[Saved]) -> Sweep:
@@ -147,7 +156,7 @@ def _sweep(model: Any, layer: Any, members: list[Saved]) -> Sweep:
     notes += [f"{folder}: {run.log_note}" for folder, run in runs.items() if run.log_note]
     return Sweep(
         None if model is None else shown(model),
-        layer if isinstance(layer, int) else None,
+        layer if isinstance(layer, int | None) else shown(layer),
         next((sae.width for sae in members if sae.width), None),
         tuple(members),
         tuple(rows),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampled_sae.config import read_file, write_file
+from sampled_sae.hooks import hook_title
 from sampled_sae.reporting import panels
 from sampled_sae.reporting.collect import Found, collect
 from sampled_sae.reporting.figures import INK, MUTED, PAIRS, REFERENCE, Styles, pareto, plain
@@ -17,7 +18,7 @@ from sampled_sae.reporting.pages import CURVES
 from sampled_sae.reporting.panels import curves
 from sampled_sae.reporting.paper_tables import paper_tables
 from sampled_sae.reporting.report_page import page, styles
-from sampled_sae.reporting.sweep import Sweep, sweeps
+from sampled_sae.reporting.sweep import Sweep, hook_of, sweeps
 from sampled_sae.reporting.tables import Missing, files, sweep_files
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, write_text
@@ -179,11 +180,11 @@ def _only(found: Found, model: str | None, layer: int | None) -> Found:
     asked = {name: value for name, value in (("model", model), ("layer", layer)) if value is not None}
     if not asked:
         return found
-    origins = [{"model": s.metadata.get("model_name"), "layer": s.metadata.get("layer")} for s in found.saes]
+    origins = [{"model": s.metadata.get("model_name"), "layer": hook_of(s.metadata)} for s in found.saes]
     kept = [sae for sae, origin in zip(found.saes, origins, strict=True) if origin | asked == origin]
     if not kept:
         wanted = " and ".join(f"{name} = {value!r}" for name, value in asked.items())
-        there = sorted({f"{origin['model']}, layer {origin['layer']}" for origin in origins})
+        there = sorted({f"{origin['model']}, {hook_title(origin['layer'])}" for origin in origins})
         raise UserError(f"{wanted}: no such SAE; there are {'; '.join(there) or 'none'}")
     runs = [run for run in found.runs if any(sae.run is run for sae in kept)]
     return replace(found, saes=kept, runs=runs)

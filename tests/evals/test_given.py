@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from sampled_sae.evals.reading import check_contexts, checked, own_layer
+from sampled_sae.evals.reading import check_contexts, checked
+from sampled_sae.hooks import saved_hook
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
@@ -35,43 +36,44 @@ def test_weights_that_are_no_numbers(model, name, wrong):
 
 
 @pytest.mark.parametrize(
-    ("said", "layer"),
+    ("said", "layer", "at"),
     [
-        ({"layer": 1}, 1),
-        ({"layer": 1, "hook_name": "blocks.1.hook_resid_post"}, 1),
-        ({"hook_name": "blocks.0.hook_resid_post"}, 0),
-        ({"hook_name": "blocks.1.hook_resid_pre"}, 0),
-        ({"hook_name": "blocks.0.hook_resid_pre"}, -1),
-        ({"hook_name": "model.layers.3"}, None),
-        ({}, None),
+        ({"layer": 1}, 1, 1),
+        ({"layer": 1, "hook_name": "blocks.1.hook_resid_post"}, 1, 1),
+        ({"hook_name": "blocks.0.hook_resid_post"}, 0, 0),
+        ({"hook_name": "blocks.1.hook_resid_pre"}, 0, 0),
+        ({"hook_name": "blocks.0.hook_resid_pre"}, "blocks.0.hook_resid_pre", "model.layers.0.input"),
+        ({"hook_name": "model.layers.1"}, "model.layers.1", 1),
+        ({"hook_name": "blocks.0.hook_mlp_out"}, "blocks.0.hook_mlp_out", "model.layers.0.mlp"),
+        ({"hook_name": "blocks.0.hook_attn_out"}, "blocks.0.hook_attn_out", "model.layers.0.self_attn"),
+        ({"hook_name": "blocks.0.attn.hook_z"}, "blocks.0.attn.hook_z", "model.layers.0.self_attn.o_proj.input"),
+        ({"hook_name": "x", "hook_point": "model.layers.0.mlp"}, "model.layers.0.mlp", "model.layers.0.mlp"),
     ],
 )
-def test_the_layer_by_its_number_or_the_hook(model, said, layer):
+def test_the_hook_point_of_an_sae(model, said, layer, at):
     sae = SAE(InferenceConfig(model.width, 4))
     sae.cfg.metadata.update(said)
-    assert own_layer(said, "sae") == layer
-    for asked in (0, 1):
-        if layer in (None, asked):
+    assert saved_hook(said) == layer and model.where(layer) == at
+    for asked in (0, 1, "model.layers.0.mlp", "model.layers.0.input"):
+        if asked == at:
             assert len(list(checked([sae], model, asked))) == 1
             continue
-        place = f"layer {layer}" if "layer" in said else said["hook_name"]
+        place = f"layer {layer}" if "layer" in said else said.get("hook_name")
         with pytest.raises(UserError, match=f"^layer = {asked}: sae was trained on {place}; measure it there$"):
             list(checked([sae], model, asked))
 
 
-@pytest.mark.parametrize("hook", ["blocks.0.hook_mlp_out", "blocks.0.attn.hook_z", "blocks.0.ln1.hook_normalized"])
-def test_saes_of_other_places(model, hook):
-    sae = SAE(InferenceConfig(model.width, 4))
-    sae.cfg.metadata.update({"hook_name": hook})
-    with pytest.raises(UserError, match=f"sae was trained on {hook}: only SAEs of the residual stream"):
-        list(checked([sae], model, 0))
-    with pytest.raises(UserError, match=r"sae was trained on model\.layers\.0\.mlp: only SAEs of the residual stream"):
-        own_layer({"hook_name": "model.layers.0.mlp", "hook_point": "model.layers.0.mlp"}, "sae")
-
-
-def test_an_sae_of_another_hook_point_of_ours():
-    with pytest.raises(UserError, match=r"sae was trained on model\.layers\.0\.mlp: only SAEs of the residual stream"):
-        own_layer({"hook_point": "model.layers.0.mlp", "hook_name": "blocks.0.hook_mlp_out"}, "sae")
+def test_an_sae_without_a_hook_point_that_the_model_knows(model):
+    """It is measured where the user says."""
+    assert saved_hook({}) is None
+    for said in ({}, {"hook_name": "unknown.0"}):
+        sae = SAE(InferenceConfig(model.width, 4, metadata=said))
+        assert len(list(checked([sae], model, 1))) == 1
+    for name in ("blocks.0.ln1.hook_normalized", "blocks.0.hook_resid_mid"):
+        with pytest.raises(UserError, match=f"hook = '{name}': not known in tiny; name a module, such as"):
+            model.where(name)
+    with pytest.raises(UserError, match="layer = 'x': must be a whole number, in an SAE's metadata"):
+        saved_hook({"layer": "x"})
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 4), torch.zeros(4, dtype=torch.long), torch.zeros(0, 4).long()])

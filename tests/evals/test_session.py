@@ -40,10 +40,12 @@ def test_the_layer_may_be_said_by_the_hook_alone(tmp_path):
     assert layers([own, foreign, silent], layer=3) == [3, 3, 3]
     with pytest.raises(UserError, match=r"layer = 2: .*foreign is of layer 3; leave the flag out"):
         layers([foreign], layer=2)
-    with pytest.raises(UserError, match=r"silent: does not name its layer; give --layer"):
+    with pytest.raises(UserError, match=r"silent: does not name its layer; give --layer, or --hook"):
         layers([silent])
-    with pytest.raises(UserError, match="only SAEs of the residual stream can be measured"):
-        layers([other], layer=4)
+    assert layers([other]) == ["blocks.4.hook_mlp_out"]
+    assert layers([silent, other], layer="model.layers.4.mlp") == ["model.layers.4.mlp"] * 2
+    with pytest.raises(UserError, match=r"layer = model\.layers\.4\.mlp: .*own is of layer 3; leave the flag out"):
+        layers([own], layer="model.layers.4.mlp")
 
 
 def test_names_are_as_long_as_it_takes(tmp_path):

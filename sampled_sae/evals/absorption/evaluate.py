@@ -31,6 +31,7 @@ from sampled_sae.evals.absorption.schema import Absorber, AbsorptionConfig, Abso
 from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, make_prompts, read_layers
 from sampled_sae.evals.bootstrap import Spread, spread
 from sampled_sae.evals.reading import checked
+from sampled_sae.hooks import Where
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
@@ -44,14 +45,14 @@ SILENT = 1e-8  # a main latent below this does not fire
 def evaluate_absorption_many(
     saes: Sequence[SAE],
     model: LanguageModel,
-    layer: int,
+    layer: Where,
     settings: AbsorptionConfig | None = None,
     progress: Progress | None = None,
 ) -> Iterator[AbsorptionResult]:
-    """The result of each SAE of the residual stream after `layer`, in order, as soon as it is measured; `progress`
+    """The result of each SAE of the hook point `layer`, in order, as soon as it is measured; `progress`
     counts words, for the model and then again for each SAE."""
     settings = settings or AbsorptionConfig()
-    layer = model.check_layer(layer)
+    layer = model.where(layer)
     list(checked(saes, model, layer))
     prompts = make_prompts(model.tokenizer, settings)
     each = len(prompts.train) + len(prompts.test) + len(prompts.fresh)

@@ -13,6 +13,7 @@ from torch import Tensor
 from sampled_sae.evals import Progress
 from sampled_sae.evals.absorption.schema import AbsorptionConfig, Start
 from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, make_prompts, read_layers
+from sampled_sae.hooks import Where
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
@@ -182,17 +183,17 @@ class Spelling(NamedTuple):
 class LayerSpelling(NamedTuple):
     """How well probes predict first letters from the residual stream after one layer."""
 
-    layer: int
+    layer: Where
     words: int  # words that were read
     usable: int  # letters whose probe has an F1 above `min_f1`
     f1: dict[str, float | None]  # by letter; none where there were no words to train or to test on
 
 
 def survey_layers(
-    model: LanguageModel, layers: Sequence[int], settings: AbsorptionConfig, progress: Progress | None = None
+    model: LanguageModel, layers: Sequence[Where], settings: AbsorptionConfig, progress: Progress | None = None
 ) -> list[LayerSpelling]:
     """Which of these layers the first-letter task works at; each prompt goes through the model once for all of them."""
-    layers = [model.check_layer(layer) for layer in layers]
+    layers = [model.where(layer) for layer in layers]
     prompts = make_prompts(model.tokenizer, replace(settings, fresh_prompts=False))
     found = read_layers(model, prompts, layers, settings.prompts_at_once, progress or (lambda done, total: None))
     surveyed = []

@@ -135,7 +135,7 @@ class AbsorptionResult(NamedTuple):
 
     model: str
     dtype: str  # the model's precision
-    layer: int  # the residual stream after this block, counted from 0
+    layer: int | str  # the residual stream after this block, counted from 0, or a hook point by name
     words: int  # words of the task, to train and to test
     left_out: int  # words of the vocabulary that are not one token in the prompt, and so are not used
     tail: int  # tokens of the template after the word

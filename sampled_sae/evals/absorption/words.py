@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sampled_sae.evals import Progress
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
+from sampled_sae.hooks import Where
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 
@@ -154,8 +155,8 @@ class LayerReadings(NamedTuple):
 
 
 def read_layers(
-    model: LanguageModel, prompts: Prompts, layers: Sequence[int], at_once: int, progress: Progress
-) -> dict[int, LayerReadings]:
+    model: LanguageModel, prompts: Prompts, layers: Sequence[Where], at_once: int, progress: Progress
+) -> dict[Where, LayerReadings]:
     """Every prompt once through the model, up to the last of the layers; `progress` counts prompts."""
     streams = _read(model, [*prompts.train, *prompts.test, *prompts.fresh], layers, at_once, progress)
     first, second = len(prompts.train), len(prompts.train) + len(prompts.test)
@@ -175,10 +176,10 @@ def read_layers(
 
 
 def _read(
-    model: LanguageModel, prompts: Sequence[Prompt], layers: Sequence[int], at_once: int, progress: Progress
-) -> dict[int, Tensor]:
+    model: LanguageModel, prompts: Sequence[Prompt], layers: Sequence[Where], at_once: int, progress: Progress
+) -> dict[Where, Tensor]:
     """The residual stream at each prompt's last token, [n, d] float32 by layer."""
-    streams = {layer: torch.empty(len(prompts), model.width, device=model.device) for layer in layers}
+    streams = {layer: torch.empty(len(prompts), model.width_at(layer), device=model.device) for layer in layers}
     lengths = np.array([len(prompt.tokens) for prompt in prompts])
     done = 0
     # Prompts of one length at a time, so that nothing is padded.

@@ -36,6 +36,7 @@ from sampled_sae.evals.reading import (
     count_firings,
     counted_positions,
 )
+from sampled_sae.hooks import Where
 from sampled_sae.models.embedder import open_embedder
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
@@ -142,7 +143,7 @@ class Book:
         return found
 
     def result(
-        self, layer: int, tokens: int, high_norm: int, alive: int | None, workers: Workers, ready: bool
+        self, layer: Where, tokens: int, high_norm: int, alive: int | None, workers: Workers, ready: bool
     ) -> AutointerpResult:
         latents = [
             LatentResult(
@@ -187,13 +188,13 @@ class Book:
 def evaluate_autointerp(
     sae: SAE,
     model: LanguageModel,
-    layer: int,
+    layer: Where,
     contexts: Tensor,
     settings: AutointerpConfig | None = None,
     progress: Callable[[int, int], None] | None = None,
     explanations: Ready | None = None,
 ) -> AutointerpResult:
-    """Explain and judge latents of an SAE of the residual stream after `layer` on contexts [n, L] of token ids."""
+    """Explain and judge latents of an SAE of the hook point `layer` on contexts [n, L] of token ids."""
     ready = None if explanations is None else [explanations]
     [result] = evaluate_autointerp_many([sae], model, layer, contexts, settings, progress, ready)
     return result
@@ -203,7 +204,7 @@ def evaluate_autointerp(
 def evaluate_autointerp_many(
     saes: Sequence[SAE],
     model: LanguageModel,
-    layer: int,
+    layer: Where,
     contexts: Tensor,
     settings: AutointerpConfig | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -216,7 +217,7 @@ def evaluate_autointerp_many(
     `progress(done, total)` counts contexts read, latents explained and latents judged.
     """
     settings = settings or AutointerpConfig()
-    layer = model.check_layer(layer)
+    layer = model.where(layer)
     if explanations is not None and len(explanations) != len(saes):
         raise UserError(f"explanations are for {len(explanations)} SAEs: must be for {len(saes)}")
     for _, sae in checked(saes, model, layer):

@@ -204,7 +204,7 @@ class Calls(NamedTuple):
 class AutointerpResult(NamedTuple):
     """One SAE on one layer of one model."""
 
-    layer: int  # the residual stream after this block, counted from 0
+    layer: int | str  # the residual stream after this block, counted from 0, or a hook point by name
     tokens: int  # tokens of text at which firing counts
     high_norm: int  # tokens at which it does not, because their norm is too high
     alive: int | None  # latents that fire often enough; None if latents were named

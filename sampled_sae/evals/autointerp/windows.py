@@ -14,6 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from sampled_sae.evals.reading import Firings, Streams, collect_firings, counted_positions
+from sampled_sae.hooks import Where
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -41,7 +42,7 @@ class Examples(NamedTuple):
 def find_examples(
     sae: SAE,
     model: LanguageModel,
-    layer: int,
+    layer: Where,
     contexts: Tensor,
     latents: Sequence[int],
     *,

@@ -17,6 +17,7 @@ from sampled_sae.evals.core import loss as losses
 from sampled_sae.evals.core.fidelity import Firing, MixedBatches, TrainedCut
 from sampled_sae.evals.core.schema import CoreConfig, CoreResult
 from sampled_sae.evals.reading import check_contexts, checked, not_finite
+from sampled_sae.hooks import Where
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -39,12 +40,12 @@ class Survey(NamedTuple):
     normal_means: Means  # of the measured positions without a high norm
 
 
-def survey(model: LanguageModel, layer: int, contexts: Tensor, settings: CoreConfig) -> Survey:
+def survey(model: LanguageModel, layer: Where, contexts: Tensor, settings: CoreConfig) -> Survey:
     """Contexts [n, L] -> positions and means. The model reads all of them once, those with high norms twice."""
     measured = measured_positions(contexts, settings)
     norms = torch.zeros(contexts.shape)
     batches = -(-len(contexts) // settings.legacy_batch)
-    total = torch.zeros(batches, model.width, dtype=torch.float64, device=model.device)
+    total = torch.zeros(batches, model.width_at(layer), dtype=torch.float64, device=model.device)
     for rows in chunks(torch.arange(len(contexts)), settings.at_once):
         stream = model.activations(contexts[rows], [layer])[layer].double()
         norms[rows] = stream.norm(dim=2).float().cpu()
@@ -100,17 +101,17 @@ def _means(total: Tensor, chosen: Tensor, batch: int) -> Means:
 def evaluate_core_many(
     saes: Sequence[SAE],
     model: LanguageModel,
-    layer: int,
+    layer: Where,
     contexts: Tensor,
     settings: CoreConfig | None = None,
     progress: Progress | None = None,
 ) -> list[CoreResult]:
-    """Measure SAEs of the residual stream after `layer` on held-out contexts [n, L] long; results in their order.
+    """Measure SAEs of the hook point `layer` on held-out contexts [n, L] long; results in their order.
 
     The model's own passes and ablations are shared. `progress` counts contexts.
     """
     settings = settings or CoreConfig()
-    layer = model.check_layer(layer)
+    layer = model.where(layer)
     list(checked(saes, model, layer))
     check_contexts(contexts, tokens=2)
     # Token ids of smaller types cannot be gathered by.
@@ -159,7 +160,7 @@ class _Run:
             sums.put(rows, fidelity.fidelity_sums(exact, near, l0, among, means.overall, means.batches[batch]))
         return x_hat
 
-    def result(self, layer: int, found: Survey, shared: _Sums) -> CoreResult:
+    def result(self, layer: Where, found: Survey, shared: _Sums) -> CoreResult:
         s, n = self.settings, len(found.measured)
         drawn = partial(totals, resamples=s.resamples, seed=s.seed)
         return CoreResult(
@@ -193,7 +194,7 @@ class _Sums:
 
 
 def _measure(
-    runs: list[_Run], model: LanguageModel, layer: int, contexts: Tensor, settings: CoreConfig, progress: Progress
+    runs: list[_Run], model: LanguageModel, layer: Where, contexts: Tensor, settings: CoreConfig, progress: Progress
 ) -> list[CoreResult]:
     found = survey(model, layer, contexts, settings)
     everywhere = torch.ones_like(found.measured)

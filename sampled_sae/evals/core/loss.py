@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.evals.bootstrap import Estimate, estimate, ratio
+from sampled_sae.hooks import Where
 from sampled_sae.models.language_model import LanguageModel
 
 MOST = 2**26  # entries of the logits that are held in float32 at one time: 256 MiB
@@ -40,8 +41,8 @@ class Reading(NamedTuple):
     logits: Tensor | None  # [c, L, vocabulary]; none if no loss is measured
 
 
-def read(model: LanguageModel, layer: int, tokens: Tensor, measured: Tensor, loss: bool) -> Reading:
-    """Tokens [c, L] -> the residual stream after `layer` and, for the loss, the logits; one pass gives both."""
+def read(model: LanguageModel, layer: Where, tokens: Tensor, measured: Tensor, loss: bool) -> Reading:
+    """Tokens [c, L] -> the activations at `layer` and, for the loss, the logits; one pass gives both."""
     measured = measured.to(model.device)
     if not loss:
         return Reading(tokens, measured, model.activations(tokens, [layer])[layer], None)
@@ -69,7 +70,7 @@ def model_sums(reading: Reading) -> dict[str, Tensor]:
 
 
 def replaced_sums(
-    model: LanguageModel, layer: int, reading: Reading, name: str, new: Tensor, where: Tensor
+    model: LanguageModel, layer: Where, reading: Reading, name: str, new: Tensor, where: Tensor
 ) -> dict[str, Tensor]:
     """Sums over each context [c] of both losses with `new` [c, L, d] (or [d]) in the stream at the positions `where`
     [c, L]; they are called ce_`name` and kl_`name`."""

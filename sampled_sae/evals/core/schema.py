@@ -88,7 +88,7 @@ def special_tokens(tokenizer: Any) -> tuple[int, ...]:
 class CoreResult(NamedTuple):
     """One SAE on one layer of one model; every `Estimate` has a bootstrap interval over contexts."""
 
-    layer: int  # the residual stream after this block, counted from 0
+    layer: int | str  # the residual stream after this block, counted from 0, or a hook point by name
     contexts: int  # contexts that were read
     median_norm: float  # median norm of the measured tokens
     measured: Fidelity  # over all measured tokens

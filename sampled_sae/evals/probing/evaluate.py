@@ -23,6 +23,7 @@ from sampled_sae.evals.probing.schema import (
     summarise,
 )
 from sampled_sae.evals.reading import Steps, checked
+from sampled_sae.hooks import Where
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -101,12 +102,12 @@ PROBE_WORK = 50  # a probe on all columns counts as much as so many texts that a
 def evaluate_probing_many(
     saes: Sequence[SAE],
     model: LanguageModel,
-    layer: int,
+    layer: Where,
     settings: ProbingConfig,
     progress: Progress | None = None,
 ) -> list[ProbingResult]:
-    """Probe SAEs of the residual stream after `layer`; results in their order. `progress` gets (done, total)."""
-    layer = model.check_layer(layer)
+    """Probe SAEs of the hook point `layer`; results in their order. `progress` gets (done, total)."""
+    layer = model.where(layer)
     for which, sae in checked(saes, model, layer):
         if max(settings.k) > min(sae.d_sae, sae.d_in):
             raise UserError(
@@ -156,7 +157,7 @@ def _prepare(settings: ProbingConfig) -> list[_Work]:
 
 
 def _measure(
-    work: _Work, saes: Sequence[SAE], model: LanguageModel, layer: int, settings: ProbingConfig, steps: Steps
+    work: _Work, saes: Sequence[SAE], model: LanguageModel, layer: Where, settings: ProbingConfig, steps: Steps
 ) -> list[DatasetResult]:
     """One dataset for each SAE."""
     ids = tokenize([work.dataset.texts[number] for number in work.texts], model.tokenizer, settings)

@@ -20,6 +20,7 @@ from sampled_sae.data.contexts import HALVES, Tokenizer
 from sampled_sae.evals.probing.data import Labelled
 from sampled_sae.evals.probing.schema import ProbingConfig
 from sampled_sae.evals.reading import not_finite
+from sampled_sae.hooks import Where
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
@@ -211,7 +212,7 @@ class Features(NamedTuple):
 
 def read(
     model: LanguageModel,
-    layer: int,
+    layer: Where,
     saes: Sequence[SAE],
     ids: list[list[int]],
     contrast: Tensor,

@@ -131,7 +131,7 @@ class ProbingResult(NamedTuple):
 
     model: str
     dtype: str  # of the model's activations
-    layer: int  # the residual stream after this block, counted from 0
+    layer: int | str  # the residual stream after this block, counted from 0, or a hook point by name
     summary: Probes  # `Summary` of each kind of probe: means over classes, then datasets
     datasets: list[DatasetResult]
     settings: ProbingConfig  # how it was measured
