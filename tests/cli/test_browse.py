@@ -125,7 +125,7 @@ def test_what_others_have_found_out(place, words, tmp_path, capsys):
 def test_another_sae_of_another_layer_is_not_read(place, words, tmp_path, capsys):
     other = make_sae(1, layer=LAYERS - 1, model=place / "model").save(tmp_path / "deep")
     browse(place / "a", *words, "--other", other)
-    assert "deep is of another layer or model" in capsys.readouterr().err
+    assert "deep is of another hook point or model" in capsys.readouterr().err
     columns = content(tmp_path / "out", "chunk-0")["columns"]
     assert "other" in columns and "otherTokens" not in columns
 
