@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from gguf import GGUFWriter
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from sampled_sae.hooks import find_blocks
@@ -76,6 +75,8 @@ def save(model: torch.nn.Module, folder: Path) -> Path:
 
 def save_gguf(model: torch.nn.Module, path: Path, bos: bool | None = None) -> Path:
     """A tiny Llama in llama.cpp's names, 32 bits per weight."""
+    from gguf import GGUFWriter  # only here: a GPU machine may lack it
+
     writer = GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_context_length(CONTEXT)
