@@ -6,7 +6,7 @@ the settings of an SAE; presets such as `batchtopk`, `topk` and `sampled` create
 
 from importlib import metadata as _metadata
 
-from sampled_sae.api import activations, browse, compare, evaluate, load_model, push, report, train
+from sampled_sae.api import activations, browse, compare, evaluate, load_model, push, report, resume, train
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import (
     Annealed,
@@ -40,7 +40,7 @@ from sampled_sae.method.presets import (
 from sampled_sae.method.rate import default_lr
 from sampled_sae.method.scores import SCORES, register_input_score, register_score
 from sampled_sae.sae import SAE
-from sampled_sae.training.run import Callback
+from sampled_sae.training.callback import Callback
 from sampled_sae.utils.errors import Interrupted, UserError
 
 try:
@@ -87,6 +87,7 @@ __all__ = [
     "register_score",
     "released",
     "report",
+    "resume",
     "sampled",
     "topk",
     "topk_then_batchtopk",

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sampled_sae.method.config import SAEConfig
     from sampled_sae.models.language_model import LanguageModel
     from sampled_sae.reporting.write import Written
-    from sampled_sae.training.callbacks import Callback
+    from sampled_sae.training.callback import Callback
 
 Device = str | torch.device
 PathLike = str | Path
@@ -146,6 +146,33 @@ def train(
     by_hook = {name: saes[0] if single else saes for name, saes in found.items()}
     several = isinstance(activations, Mapping) or len(by_hook) > 1
     return by_hook if several else next(iter(by_hook.values()))
+
+
+def resume(
+    folder: PathLike,
+    *,
+    extend: int | None = None,
+    device: Device | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    keep: bool = True,
+) -> Any:
+    """Continue the training in a folder, on the activations that it began with, if these came from a file or a model.
+
+    `extend` adds so many steps to a finished training: from the saved SAEs, with a new Adam whose learning rate runs
+    through its schedule again over these steps. Returns the list of SAEs, or several by hook point, as `train` does.
+    """
+    from sampled_sae.training.resume import resume_training
+    from sampled_sae.training.trainer import run_training
+
+    out = Path(folder).absolute()
+    rest: dict[str, Any] = {"out": out, "resume": True, "callbacks": callbacks, "progress": progress, "keep": keep}
+
+    def train(source: Any, configs: Any, shared: Any, device: Any, dtype: torch.dtype) -> dict[str, list[SAE]]:
+        return run_training(source, configs, shared, device=device, dtype=dtype, **rest)
+
+    found = resume_training(out, train, extend, device)
+    return found if len(found) > 1 else next(iter(found.values()))
 
 
 class Results(list[dict[str, Any]]):

@@ -26,6 +26,7 @@ from sampled_sae.utils.measures import shown
 PROGRAM = "sampled-sae"
 COMMANDS = {
     "train": "train.Train",
+    "resume": "resume.Resume",
     "cache": "cache.Cache",
     "eval": "eval.command",
     "compare": "compare.Compare",

@@ -60,7 +60,8 @@ class Collect:
 
         for name in ("model", "text"):
             if getattr(self, name) is None:
-                raise UserError(f"{name}: is missing; give a file of activations, or model, text and layer")
+                others = "give a file of activations, or model, text and layer"
+                raise UserError(f"{name}: is missing; {others} (sampled-sae resume needs only the folder of a run)")
         assert self.model is not None and self.text is not None
         settings = {item.name: getattr(self.source, item.name) for item in fields(HarvestConfig)}
         del settings["hooks"]

@@ -127,9 +127,7 @@ class Train:
         source = self.collect.activations(self.device) if path is None else open_source(path, key=self.key)
         place: dict[str, Any] = {"out": self.out, "resume": self.resume, "device": self.device, "keep": False}
         found = train(source, configs, steps=steps, **place, **settings)
-        for sae in [sae for saes in found.values() for sae in saes] if isinstance(found, dict) else found:
-            print(_summary(sae), file=sys.stderr)
-            print(sae.folder, flush=True)  # only folders on stdout, for scripts
+        print_saes(found)
 
     def sae_configs(self) -> list[SAEConfig]:
         """The configurations of all SAEs."""
@@ -180,6 +178,13 @@ def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:
     for name in names:
         if name in given:
             raise UserError(f"{' '.join(words({name: given[name]}))} is not used {why}")
+
+
+def print_saes(found: Mapping[str, Sequence[SAE]] | Sequence[SAE]) -> None:
+    """Print the result of a training: only folders on stdout, for scripts."""
+    for sae in [sae for saes in found.values() for sae in saes] if isinstance(found, Mapping) else found:
+        print(_summary(sae), file=sys.stderr)
+        print(sae.folder, flush=True)
 
 
 def _summary(sae: SAE) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampled_sae.config import hints
+from sampled_sae.config import Config, hints
 from sampled_sae.data.buffer import (
     SMALLEST,
     HarvestConfig,
@@ -81,6 +81,22 @@ def model_activations(
     return ModelActivations(model, source, config, progress)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelOrigin(Config):
+    """A language model by name, and a text."""
+
+    model: str
+    dtype: str
+    text: TextSource
+    source: HarvestConfig
+
+    def reopen(self, device: str) -> ModelActivations:
+        dtype = getattr(torch, self.dtype, None)
+        self.text.documents()
+        layers = [hook for hook in self.source.hooks if isinstance(hook, int)]
+        return ModelActivations(load_model(self.model, device, dtype, layers), self.text, self.source, progress=True)
+
+
 @dataclass(frozen=True)
 class ModelActivations(ActivationSource):
     """The activations of a language model on a text; all hook points come from the same passes through the model."""
@@ -114,6 +130,12 @@ class ModelActivations(ActivationSource):
             warn_without_bos(model)
         harvest = Harvest(model, self.text.documents(), config, batch_size, heldout_tokens, seed, steps, self.progress)
         return {hook.name: HarvestStream(harvest, hook, self.text) for hook in harvest.hooks}
+
+    @property
+    def origin(self) -> ModelOrigin | None:
+        if not isinstance(self.text, TextSource):
+            return None
+        return ModelOrigin(self.model.name, str(self.model.dtype).removeprefix("torch."), self.text, self.config)
 
     def as_begun(self, record: Mapping[str, Any]) -> ModelActivations:
         """The buffer's size and order as in the record of a run or cache, where the settings leave them open."""

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sampled_sae.config import Config
 from sampled_sae.data.cache import INDEX, open_cache
 from sampled_sae.data.stream import (
     FLOATS,
@@ -52,7 +53,19 @@ def open_source(activations: Any, *, key: str | None = None, heldout: Any = None
             raise UserError("activations = {}: must hold at least one layer")
         parts = {f"layer-{name}" if isinstance(name, int) else str(name): each for name, each in activations.items()}
         return Source({name: _readable(each, key) for name, each in parts.items()}, given, key)
-    return Source({NAME: _readable(activations, key)}, given, key)
+    path = str(activations) if isinstance(activations, str | Path) and heldout is None else None
+    return Source({NAME: _readable(activations, key)}, given, key, path)
+
+
+@dataclass(frozen=True, slots=True)
+class FileOrigin(Config):
+    """A file of activations, or a cache."""
+
+    path: str
+    key: str | None = None
+
+    def reopen(self, device: str) -> ActivationSource:
+        return open_source(self.path, key=self.key)
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,12 @@ class Source(ActivationSource):
     heldout: Tensor | None = None
     key: str | None = None
     """Name of the activations among the columns of an iterable's items."""
+    path: str | None = None
+    """The file or cache, if there is only one."""
+
+    @property
+    def origin(self) -> FileOrigin | None:
+        return None if self.path is None else FileOrigin(self.path, self.key)
 
     def open(
         self, batch_size: int, heldout_tokens: int, seed: int, steps: int | None = None

@@ -77,9 +77,21 @@ class ActivationSource(Protocol):
     ) -> Mapping[str, ActivationStream]:
         """One stream for each hook point; where there are several, the name is also the name of the run's folder."""
 
+    @property
+    def origin(self) -> Origin | None:
+        """What opens the same source again later; None if only the caller can."""
+        return None
+
     def as_begun(self, record: Mapping[str, Any]) -> ActivationSource:
         """The source with what it chooses itself as in a run whose streams had the identity `record`."""
         return self
+
+
+class Origin(Protocol):
+    """Where activations come from, as plain settings."""
+
+    def reopen(self, device: str) -> ActivationSource:
+        """The source, on that device."""
 
 
 class Rows(ABC):

@@ -109,14 +109,24 @@ FINAL_METRICS = tuple(
 class Learner:
     """Trains one SAE, one batch at a time. Random numbers come from its own generator alone."""
 
-    def __init__(self, config: SAEConfig, d_in: int, steps: int, seed: int, device: torch.device, dtype: torch.dtype):
-        self.config, self.steps, m = config, steps, config.d_sae
+    def __init__(
+        self,
+        config: SAEConfig,
+        d_in: int,
+        steps: int,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        extends: int = 0,
+    ):
+        """Steps before `extends` belong to the training that is extended (see `begin_with`)."""
+        self.config, self.steps, self.extends, m = config, steps, extends, config.d_sae
         get_score(config.pool.score)  # an unknown name is an error now, not at the first step
         self.generator = torch.Generator(device).manual_seed(seed)
         self.weights: Weights = start_parameters(d_in, m, self.generator, dtype, config.init.encoder_scale)
         if config.jumprelu is not None:
             self.weights = JumpReLUParameters(*self.weights, threshold=torch.zeros_like(self.weights.b_enc))
-        self.path = open_path(self.weights, config, steps, self.generator)
+        self.path = open_path(self.weights, config, extends or steps, self.generator)
         self.tokens_seen, self.most_dead = 0, -1
         self.tokens_since_fired = torch.zeros(m, dtype=torch.long, device=device)
         self.threshold = torch.full((), torch.nan, dtype=torch.float32, device=device)
@@ -133,13 +143,14 @@ class Learner:
             if isinstance(self.weights, JumpReLUParameters):
                 start_thresholds_(self.weights, x, config)
             self.path.load_state({})  # it may keep copies of the weights
-        selection = self.path.select(x, step, self.pool)
+        # In an extension, pools stay as in the last step before it.
+        selection = self.path.select(x, self.extends - 1 if self.extends else step, self.pool)
         pool_churn = churn(selection.pool, self.pool) if measure else None
         self.pool.copy_(selection.pool)
         self.ever_pooled |= selection.pool
         self._average_threshold(selection, step)
         dead = self._count(selection, len(x), step)
-        lr = learning_rate(config.optimizer, step, self.steps)
+        lr = learning_rate(config.optimizer, step - self.extends, self.steps - self.extends)
         moved = self.path.update(selection, dead, lr)
         if pool_churn is None:
             return None
@@ -180,6 +191,13 @@ class Learner:
             left = LOOK_EVERY - 1 - step % LOOK_EVERY
             self.most_dead = int((self.tokens_since_fired >= after - left * tokens).sum())
         return Dead(self.dead(), self.most_dead) if self.most_dead else None
+
+    @torch.no_grad()
+    def begin_with(self, sae: SAE) -> None:
+        """Begin with the weights of an SAE in the units of training; optimizer and counters begin anew."""
+        for name, source in Parameters(sae.W_enc.T, sae.b_enc, sae.W_dec, sae.b_dec)._asdict().items():
+            getattr(self.weights, name).copy_(source)
+        self.path.load_state({})  # it may keep copies of the weights
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next step depends on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sampled_sae.config import Config, Positive, Seed, first_difference, read_file, write_file
+from sampled_sae.config import Config, Count, Positive, Seed, first_difference, read_file, require, write_file
 from sampled_sae.data.harvest import HarvestStopped
 from sampled_sae.data.stream import ActivationStream, bad_value
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.rate import as_begun, summary, with_lr
 from sampled_sae.sae import SAE
 from sampled_sae.training import checkpoint
+from sampled_sae.training.callback import Callback
 from sampled_sae.training.heldout import by_threshold, calibrated_threshold
 from sampled_sae.training.learner import Learner, Stats
 from sampled_sae.utils.errors import UserError
@@ -50,26 +51,11 @@ class TrainConfig(Config):
     """Steps between two checkpoints."""
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where else the log goes."""
+    extends: Count = 0
+    """Steps of the finished training that this one extends; 0 for a training of its own."""
 
-
-class Callback:
-    """What to do at each step, checkpoint and end of a run; every method is optional."""
-
-    def needs_stats(self, step: int) -> bool:
-        """Whether this step must be measured."""
-        return False
-
-    def on_batch(self, run: Run, step: int, x: Tensor) -> None:
-        """Before the steps of all SAEs on x [batch, d_in], in the units of training."""
-
-    def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
-        """After each SAE's step; `stats` are floats if any callback needs them. May raise `Interrupted`."""
-
-    def on_checkpoint(self, run: Run, step: int, folder: Path) -> None:
-        """After a checkpoint of `step` steps is complete."""
-
-    def on_end(self, run: Run, saes: list[SAE] | None) -> None:
-        """Always called once a run has begun; None if it stopped early."""
+    def check(self) -> None:
+        require(self.extends < self.steps, "extends", self.extends, f"must be less than steps = {self.steps}")
 
 
 FREE = ("log_every", "checkpoint_every", "log_to")
@@ -107,6 +93,7 @@ class Run:
         self.saes: list[SAE] | None = None
         """The trained SAEs once the run is finished."""
         self.step, self.saved_step = 0, -1
+        self.extending = False
         self._writer = None if out is None else checkpoint.Writer(out / "checkpoints", device)
         self._writing: tuple[int, Future[Path]] | None = None  # a step, and the checkpoint of it that is being written
         self.scale, self.heldout = 1.0, ""
@@ -120,6 +107,8 @@ class Run:
     def describe(self) -> dict[str, Any]:
         """Everything that decides the result; a run can only be resumed under the same description."""
         settings = {name: value for name, value in self.shared.to_dict().items() if name not in FREE}
+        if not self.shared.extends:
+            del settings["extends"]  # as in the records of earlier versions
         kind = {"dtype": str(self.dtype).removeprefix("torch."), "device": self.device.type}
         return {"train": settings, **kind, "saes": [config.to_dict() for config in self.configs]}
 
@@ -145,10 +134,16 @@ class Run:
             raise UserError(f"{record}: not the record of a training run; choose another folder")
         self.configs = as_begun(self.given, self.configs, content["config"].get("saes"))
         description = self.describe()
-        if difference := first_difference(content["config"], description):
+        recorded, self.extending = content["config"], self._extends(content)
+        if self.extending:
+            length = {name: description["train"][name] for name in ("steps", "extends")}
+            recorded = {**recorded, "train": {**recorded["train"], **length}}
+        if difference := first_difference(recorded, description):
             raise UserError(f"{record}: the run there has another configuration: {difference}")
         if difference := first_difference(content.get("source") or self.source, self.source):
             raise UserError(f"{record}: the run there is on other activations: {difference}")
+        if self.extending:
+            return
         if content.get("finished"):
             checkpoint.remove_all(self._checkpoints)
             self.saes = [SAE.load(self._folder(config), self.device) for config in self.configs]
@@ -156,7 +151,14 @@ class Run:
             return
         self.restored = checkpoint.load_latest(self._checkpoints, description, self.say)
         if self.restored is None:
-            self.say(f"{self.out}: no checkpoint of this run is left; it begins again at step 0, with a new log.jsonl")
+            start = f"it begins again at step {self.shared.extends}, with a new log.jsonl"
+            self.say(f"{self.out}: no checkpoint of this run is left; {start}")
+
+    def _extends(self, content: Mapping[str, Any]) -> bool:
+        """Whether the record is that of the finished run that this one extends."""
+        train = content["config"].get("train")
+        before = train.get("steps") if isinstance(train, dict) else None
+        return content.get("finished") is True and self.shared.extends > 0 and before == self.shared.extends
 
     # Activations may be collected in inference mode, in a generator or around the call, which leaves it on here.
     @torch.inference_mode(False)
@@ -166,7 +168,10 @@ class Run:
         for config in self.configs:
             assert config.seed is not None
             self.learners.append(
-                Learner(config, self.stream.d_in, self.shared.steps, config.seed, self.device, self.dtype)
+                Learner(
+                    *(config, self.stream.d_in, self.shared.steps, config.seed, self.device, self.dtype),
+                    extends=self.shared.extends,
+                )
             )
         self.heldout = fingerprint(x)
         if self.restored is not None:
@@ -177,11 +182,13 @@ class Run:
                 raise UserError(f"{where} does not fit this run ({type(error).__name__}: {error})") from None
             self.restored = None  # its memory is free again
             self.say(f"resumed at step {self.step}")
+        elif self.shared.extends:
+            self._extend()
         else:
             self.scale = input_scale(x, self.shared.input_norm)
         self.say(summary(self.given, self.configs))
         self.first, self.begun = self.step, time.monotonic()
-        if self.out is not None and not (self.out / "run.json").exists():
+        if self.out is not None and (self.extending or not (self.out / "run.json").exists()):
             self._record(finished=False)
 
     def _restore(self, from_: checkpoint.Checkpoint) -> None:
@@ -195,6 +202,16 @@ class Run:
         self.scale, self.before = float(extra["scale"]), float(extra["seconds"])
         for learner in self.learners:
             learner.load_state(from_.states[str(learner.config.name)])
+
+    def _extend(self) -> None:
+        """Begin an extension: with the saved SAEs, the same input scale, and a new optimizer."""
+        for learner in self.learners:
+            sae = SAE.load(self._folder(learner.config), self.device)
+            training = sae.cfg.metadata["training"]
+            self.scale, self.before = float(training["scale"]), float(training["seconds"]) * len(self.learners)
+            learner.begin_with(sae.rescale_(1 / self.scale))
+        self.step = self.shared.extends
+        self.say(f"extending from step {self.step} to {self.shared.steps}")
 
     def _record(self, finished: bool) -> None:
         """Write `run.json`: the configuration of the run, and whether it is finished."""

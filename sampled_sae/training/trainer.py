@@ -18,8 +18,10 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import named
 from sampled_sae.sae import SAE
 from sampled_sae.training import memory
+from sampled_sae.training.callback import Callback
 from sampled_sae.training.callbacks import ProgressBar, check_wandb, of_run
-from sampled_sae.training.run import HOW, Callback, Run, TrainConfig, holds_run
+from sampled_sae.training.resume import begun, keep_record
+from sampled_sae.training.run import HOW, Run, TrainConfig, holds_run
 from sampled_sae.utils import system
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.files import alone_in, check_writable, make_folder, remove_leftovers
@@ -121,6 +123,9 @@ def run_training(
             "activations do not repeat themselves: give an array, a file or a list, or train fewer SAEs at once"
         )
 
+    if out is not None:
+        keep_record(out, source, full, shared, place, dtype)
+
     def one_pass(
         streams: Mapping[str, ActivationStream], group: list[SAEConfig], folder: Path | None
     ) -> list[list[SAE]]:
@@ -187,8 +192,7 @@ def checked(configs: SAEConfig | Sequence[SAEConfig], shared: TrainConfig) -> li
 
 def _recorded_source(out: Path) -> Mapping[str, Any]:
     """The identity of the activations that the run in `out` began with; empty if there is no run."""
-    records = (record for pattern in ("run.json", "*/run.json", "*/*/run.json") for record in sorted(out.glob(pattern)))
-    found = next((read_file(record, "run").get("source") for record in records), None)
+    found = next((read_file(record, "run").get("source") for record in begun(out)), None)
     return found if isinstance(found, dict) else {}
 
 

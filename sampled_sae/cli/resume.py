@@ -1,0 +1,32 @@
+"""`sampled-sae resume`: continue a training, or extend a finished one, from its folder alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue an interrupted training, or extend a finished one; model, text and settings are those of its folder."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder of the training: its --out."""
+    extend: int | None = None
+    """Further steps of a finished training. Adam and the learning rate's schedule begin anew over these steps: warm-up,
+    the same peak, decay to the end. Pools stay as in the last step."""
+    device: str | None = None
+    """Device, such as cpu or cuda:1; the kind of device that the training began on when unset."""
+    load_scores: tuple[Path, ...] = ()
+    """Python files that register custom scores."""
+
+    def run(self) -> None:
+        from sampled_sae.api import resume
+        from sampled_sae.cli.train import print_saes
+        from sampled_sae.method.scores import load_scores
+
+        for script in self.load_scores:
+            load_scores(script)
+        print_saes(resume(self.folder, extend=self.extend, device=self.device, keep=False))
