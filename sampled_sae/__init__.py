@@ -5,6 +5,8 @@ the settings of an SAE; presets such as `batchtopk`, `topk` and `sampled` create
 """
 
 from importlib import metadata as _metadata
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from sampled_sae.api import activations, browse, compare, evaluate, load_model, push, report, resume, train
 from sampled_sae.method.architectures import InferenceConfig
@@ -40,8 +42,10 @@ from sampled_sae.method.presets import (
 from sampled_sae.method.rate import default_lr
 from sampled_sae.method.scores import SCORES, register_input_score, register_score
 from sampled_sae.sae import SAE
-from sampled_sae.training.callback import Callback
 from sampled_sae.utils.errors import Interrupted, UserError
+
+if _TYPE_CHECKING:
+    from sampled_sae.training.run import Callback
 
 try:
     __version__ = _metadata.version("sampled-sae")
@@ -93,3 +97,12 @@ __all__ = [
     "topk_then_batchtopk",
     "train",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    """`Callback` is imported when it is first needed: its module takes time to import."""
+    if name == "Callback":
+        from sampled_sae.training.run import Callback
+
+        return Callback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sampled_sae.method.config import SAEConfig
     from sampled_sae.models.language_model import LanguageModel
     from sampled_sae.reporting.write import Written
-    from sampled_sae.training.callback import Callback
+    from sampled_sae.training.run import Callback
 
 Device = str | torch.device
 PathLike = str | Path

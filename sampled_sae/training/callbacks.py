@@ -15,9 +15,8 @@ from torch import Tensor
 
 from sampled_sae.config import versioned
 from sampled_sae.sae import SAE
-from sampled_sae.training.callback import Callback
 from sampled_sae.training.learner import Learner, Stats
-from sampled_sae.training.run import Run
+from sampled_sae.training.run import Callback, Run
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import parse_json, write_text, writing
 from sampled_sae.utils.progress import Progress, show

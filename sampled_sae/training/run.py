@@ -21,7 +21,6 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.rate import as_begun, summary, with_lr
 from sampled_sae.sae import SAE
 from sampled_sae.training import checkpoint
-from sampled_sae.training.callback import Callback
 from sampled_sae.training.heldout import by_threshold, calibrated_threshold
 from sampled_sae.training.learner import Learner, Stats
 from sampled_sae.utils.errors import UserError
@@ -56,6 +55,26 @@ class TrainConfig(Config):
 
     def check(self) -> None:
         require(self.extends < self.steps, "extends", self.extends, f"must be less than steps = {self.steps}")
+
+
+class Callback:
+    """What to do at each step, checkpoint and end of a run; every method is optional."""
+
+    def needs_stats(self, step: int) -> bool:
+        """Whether this step must be measured."""
+        return False
+
+    def on_batch(self, run: Run, step: int, x: Tensor) -> None:
+        """Before the steps of all SAEs on x [batch, d_in], in the units of training."""
+
+    def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
+        """After each SAE's step; `stats` are floats if any callback needs them. May raise `Interrupted`."""
+
+    def on_checkpoint(self, run: Run, step: int, folder: Path) -> None:
+        """After a checkpoint of `step` steps is complete."""
+
+    def on_end(self, run: Run, saes: list[SAE] | None) -> None:
+        """Always called once a run has begun; None if it stopped early."""
 
 
 FREE = ("log_every", "checkpoint_every", "log_to")

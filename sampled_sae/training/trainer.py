@@ -18,10 +18,9 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import named
 from sampled_sae.sae import SAE
 from sampled_sae.training import memory
-from sampled_sae.training.callback import Callback
 from sampled_sae.training.callbacks import ProgressBar, check_wandb, of_run
 from sampled_sae.training.resume import begun, keep_record
-from sampled_sae.training.run import HOW, Run, TrainConfig, holds_run
+from sampled_sae.training.run import HOW, Callback, Run, TrainConfig, holds_run
 from sampled_sae.utils import system
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.files import alone_in, check_writable, make_folder, remove_leftovers

@@ -12,7 +12,7 @@ from sampled_sae.data.harvest import HarvestStream, model_activations
 from sampled_sae.data.rounds import SPARE
 from sampled_sae.data.source import open_source
 from sampled_sae.models.language_model import LanguageModel
-from sampled_sae.training.callback import Callback
+from sampled_sae.training.run import Callback
 from sampled_sae.utils.files import read_json
 from tests.data.tools import harvest, open_harvest
 from tests.models.tiny_models import CONTEXT, LAYERS, WIDTH, make_model, make_tokenizer

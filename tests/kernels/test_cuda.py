@@ -10,8 +10,8 @@ from sampled_sae.kernels import auxk
 from sampled_sae.kernels.path import FastPath
 from sampled_sae.method.config import AuxKConfig, PoolConfig, SAEConfig, Scope
 from sampled_sae.training import checkpoint
-from sampled_sae.training.callback import Callback
 from sampled_sae.training.learner import Learner
+from sampled_sae.training.run import Callback
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

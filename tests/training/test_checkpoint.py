@@ -9,8 +9,8 @@ import sampled_sae as ss
 from sampled_sae.config import first_difference
 from sampled_sae.migrations import OLD_INIT, OLD_OPTIMIZER
 from sampled_sae.training import checkpoint
-from sampled_sae.training.callback import Callback
 from sampled_sae.training.checkpoint import Checkpoint
+from sampled_sae.training.run import Callback
 from sampled_sae.utils.errors import Interrupted, UserError
 
 
