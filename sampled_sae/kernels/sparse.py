@@ -163,20 +163,27 @@ def group_by_latent(kept: Kept, latent: Tensor, segments: Segments, m: int) -> G
 
 
 @triton.jit
+def _goal(x, b_dec, t, c, d):
+    """What the latents of token t have to reconstruct."""
+    return tl.load(x + t * d + c, mask=c < d, other=0.0) - tl.load(b_dec + c, mask=c < d, other=0.0)
+
+
+@triton.jit
 def _decode(x, b_dec, W, latent, value, start, stop, before, partial, out, energy, d, stride, scale,
             PREFIXES: tl.constexpr, SEGMENTS: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    error = tl.load(x + t * d + c, mask=c < d, other=0.0) - tl.load(b_dec + c, mask=c < d, other=0.0)
     if PREFIXES == 1:
-        error -= whole_sum(W, latent, value, start, stop, before, partial, t, c, d, stride, PIECE, ROWS, BLOCK)
+        decoded = whole_sum(W, latent, value, start, stop, before, partial, t, c, d, stride, PIECE, ROWS, BLOCK)
+        error = _goal(x, b_dec, t, c, d) - decoded
         tl.store(out + t * stride + c, (error * scale).to(out.dtype.element_ty), mask=c < stride)
         last = tl.sum(error * error)
         every = last
     else:
         # The error of prefix p is the one before less segment p; segment s is part of all prefixes p >= s.
         s = tl.arange(0, SEGMENTS)
+        error = _goal(x, b_dec, t, c, d)
         errors = tl.zeros([SEGMENTS, BLOCK], tl.float32)
         last, every = 0.0, 0.0
         for p in range(PREFIXES):
@@ -218,7 +225,8 @@ def decode_error(
     energy = torch.empty(2, tokens * parts, device=x.device)
     _decode[(tokens, parts)](
         x, b_dec, W, latent, value, *lists, pieces.before, partial, out, energy, d, W.shape[1], scale,
-        PREFIXES=n, SEGMENTS=triton.next_power_of_2(n), PIECE=PIECE, ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
+        PREFIXES=n, SEGMENTS=triton.next_power_of_2(n), PIECE=PIECE, ROWS=ROWS if n == 1 else 4, BLOCK=BLOCK,
+        num_warps=WARPS,
     )  # fmt: skip
     return Errors(out, *energy.sum(1))
 
