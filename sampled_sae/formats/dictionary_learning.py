@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -118,13 +119,14 @@ class DictionaryLearning:
             raise UserError(f"{path}: holds something else than an SAE; save into a new folder")
         name, state = _state(sae)
         cfg, k = sae.cfg, sae.cfg.k or (sae.cfg.training and sae.cfg.training.k)
+        hook = re.match(r"blocks\.(\d+)\.", str(cfg.metadata.get("hook_name")))
         trainer = {
             "trainer_class": None,
             "dict_class": name,
             "activation_dim": cfg.d_in,
             "dict_size": cfg.d_sae,
             "k": k,
-            "layer": cfg.metadata.get("layer"),
+            "layer": cfg.metadata.get("layer", int(hook[1]) if hook else None),
             "lm_name": cfg.metadata.get("model_name"),
             "submodule_name": cfg.metadata.get("hook_name"),
         }

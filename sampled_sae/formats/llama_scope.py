@@ -14,6 +14,7 @@ import torch
 from sampled_sae.config import Config, Positive, PositiveNumber, require
 from sampled_sae.formats import FORMATS, ReadOnly, StoredSAE
 from sampled_sae.formats.tensors import (
+    fold_decoder_norms_,
     fold_scale_,
     known_fields,
     metadata,
@@ -106,8 +107,10 @@ class LlamaScope(ReadOnly):
         if cfg.architecture == "jumprelu":
             threshold = torch.full((m,), fields.jump_relu_threshold * scale, dtype=torch.float64)
             if fields.sparsity_include_decoder_norm:
-                threshold = threshold / tensors["W_dec"].double().norm(dim=1)
-            tensors["threshold"] = one_threshold(threshold)
+                threshold = threshold / tensors["W_dec"].double().norm(dim=1)  # a row of zeros never passes
+            tensors["threshold"] = one_threshold(threshold.clamp_max(torch.finfo(torch.float32).max))
+        elif cfg.architecture == "topk" and fields.sparsity_include_decoder_norm:
+            fold_decoder_norms_(tensors)
         fold_scale_(tensors, scale)
         return StoredSAE(cfg, tensors)
 

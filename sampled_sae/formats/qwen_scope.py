@@ -25,7 +25,7 @@ class QwenScope(ReadOnly):
         return FILE.fullmatch(path.name) is not None and path.is_file()
 
     def describe(self, path: Path) -> InferenceConfig:
-        return _config(path, read_pickle(path), None)
+        return _config(path, read_pickle(path, mapped=True), None)
 
     def load(self, path: Path) -> StoredSAE:
         return _load(path, None)

@@ -64,10 +64,14 @@ def safetensors_shapes(path: Path) -> dict[str, Shape]:
         raise _damaged(path, error) from None
 
 
-def read_pickle(path: Path) -> Archive:
-    """The dictionary of tensors in a file of torch.save; code in it is not run."""
+def read_pickle(path: Path, mapped: bool = False) -> Archive:
+    """The dictionary of tensors in a file of torch.save; code in it is not run.
+
+    `mapped` leaves the weights on disk until they are used.
+    """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        mapped = mapped and zipfile.is_zipfile(path)  # files of early versions of torch are none
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     # A damaged file can fail anywhere in torch and in pickle.
     except Exception as error:
         if "weights_only" in str(error).lower():

@@ -68,7 +68,7 @@ def test_it_loads_every_sae_that_we_convert(tmp_path, name):
     theirs, config = load_dictionary(str(sae.save(tmp_path / "saved", format="dictionary_learning")), "cpu")
     equal(sae, theirs)
     equal(ss.SAE.load(tmp_path / "saved"), theirs)
-    assert config["trainer"]["lm_name"] == sae.cfg.metadata["model_name"]
+    assert config["trainer"]["lm_name"] == sae.cfg.metadata["model_name"] and config["trainer"]["layer"] == 1
 
 
 def test_it_loads_what_we_train(tmp_path):
