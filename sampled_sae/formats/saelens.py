@@ -34,7 +34,8 @@ from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import checksum, new_folder, write_json
 
 CONFIG, WEIGHTS, OWN = "cfg.json", "sae_weights.safetensors", "sampled_sae.json"
-SCALER = "activation_scaler.json"  # in checkpoints of SAELens: the factor of the activations
+SCALER, WHITENING = "activation_scaler.json", "activation_whitening.safetensors"
+"""In checkpoints of SAELens: the factor of the activations, the affine map that whitens them."""
 FILES = {CONFIG, WEIGHTS, OWN, "sparsity.safetensors"}
 SAELENS_VERSION = "6.0.0"
 """Version of the format; SAELens reads a folder without one as version 5."""
@@ -46,6 +47,7 @@ TRAINED = {"batchtopk": "jumprelu", "matryoshka_batchtopk": "jumprelu"}
 """Architectures of SAELens's training and the one that it saves for inference."""
 EXPECTED = "expected_average_only_in"
 """Activations times one factor: folded in before inference."""
+WHITENED = "covariance_whitening"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Scales(Config):
 
 
 class SAELens:
-    files = (CONFIG, WEIGHTS, OWN, SCALER)
+    files = (CONFIG, WEIGHTS, OWN, SCALER, WHITENING)
 
     def recognize(self, path: Path) -> bool:
         return (path / CONFIG).exists() and ((path / WEIGHTS).exists() or not (path / "sae.safetensors").exists())
@@ -156,7 +158,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             raise UserError(f"{path}: {name} is missing: not a SAELens configuration")
     allowed: dict[str, tuple[Any, ...]] = {
         "architecture": (*sorted(ARCHITECTURES), *TRAINED),
-        "normalize_activations": ("none", "constant_norm_rescale", "layer_norm", EXPECTED),
+        "normalize_activations": ("none", "constant_norm_rescale", "layer_norm", EXPECTED, WHITENED),
         "reshape_activations": ("none", "hook_z"),  # hook_z: the heads one after the other
         "activation_fn": ("relu", "topk"),
     }
@@ -164,7 +166,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         if config.get(name, right[0]) not in right:
             only = ", ".join(map(repr, right))
             raise UserError(f"{path}: {name} = {config[name]!r}: only {only} can be loaded")
-    if config.get("normalize_activations") == EXPECTED:
+    if config.get("normalize_activations") in (EXPECTED, WHITENED):
         config["normalize_activations"] = "none"
     if config["architecture"] in TRAINED:
         config["architecture"] = TRAINED[config["architecture"]]
@@ -229,6 +231,22 @@ def _fold_(tensors: dict[str, Tensor], weights: Archive, folder: Path, content: 
                 tensors["threshold"] = tensors["threshold"] / scale  # the norms, which it contains, became smaller
     if scales.rescale_acts_by_decoder_norm and "b_enc" in tensors:
         fold_decoder_norms_(tensors)
+    if _upgraded(content).get("normalize_activations") == WHITENED:
+        _fold_whitening_(tensors, read_safetensors(folder / WHITENING), content.get("apply_b_dec_to_input", True))
+
+
+def _fold_whitening_(tensors: dict[str, Tensor], whitening: Archive, subtracts: bool) -> None:
+    """An SAE of z = (x - mean) matrix takes x, with the same codes."""
+    d = tensors["b_dec"].numel()
+    mean = wide(whitening.take("mean", (d,)))
+    matrix, inverse = (wide(whitening.take(name, (d, d))) for name in ("matrix", "inverse_matrix"))
+    W_enc = matrix @ tensors["W_enc"].to(matrix)
+    if not subtracts:  # otherwise b_dec, which is subtracted, contains the mean
+        factors = {"b_mag": tensors["r_mag"].to(matrix).exp()} if "r_mag" in tensors else {}
+        for name in tensors.keys() & {"b_enc", "b_gate", "b_mag"}:
+            tensors[name] = tensors[name].to(matrix) - (mean @ W_enc) * factors.get(name, 1.0)
+    tensors["W_enc"], tensors["W_dec"] = W_enc, tensors["W_dec"].to(matrix) @ inverse
+    tensors["b_dec"] = tensors["b_dec"].to(matrix) @ inverse + mean
 
 
 def verify(folder: Path, own: Own | None, name: str) -> None:

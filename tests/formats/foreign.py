@@ -153,6 +153,20 @@ def saelens_checkpoint(root: Path, w: Weights, rescaled: bool = True) -> Foreign
     )
 
 
+def saelens_whitened(root: Path, w: Weights, subtracts: bool = True) -> Foreign:
+    """A checkpoint of training on (x - mean) matrix."""
+    d = w.c.numel()
+    fields = {"normalize_activations": "covariance_whitening", "apply_b_dec_to_input": subtracts}
+    found = saelens(root, w, "jumprelu", **fields)
+    mean, matrix = w.D[0], torch.eye(d).to(w.E) + w.E[:d] / 5
+    inverse = torch.linalg.inv(matrix)
+    put(root / "activation_whitening.safetensors", {"mean": mean, "matrix": matrix, "inverse_matrix": inverse})
+    put(root / "activation_scaler.json", {"scaling_factor": None, "has_whitening": True})
+    return found._replace(
+        pre=lambda x: found.pre((x - mean) @ matrix), decode=lambda z: found.decode(z) @ inverse + mean
+    )
+
+
 # ---- dictionary_learning ----------------------------------------------------------------------------
 
 
@@ -309,6 +323,8 @@ FOREIGN: dict[str, Callable[[Path, Weights], Foreign]] = {
     "saelens v5 topk": saelens_v5_topk,
     "saelens v5 finetuned": saelens_v5_finetuned,
     "saelens checkpoint": saelens_checkpoint,
+    "saelens checkpoint, whitened": saelens_whitened,
+    "saelens checkpoint, whitened, no subtraction": lambda root, w: saelens_whitened(root, w, subtracts=False),
     "saelens checkpoint, not rescaled": lambda root, w: saelens_checkpoint(root, w, rescaled=False),
     "dictionary_learning standard": dl_standard,
     "dictionary_learning standard, April": dl_new,

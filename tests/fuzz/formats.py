@@ -16,6 +16,7 @@ from tests.fuzz.mutate import Damage, binary_damage, json_damage, odd_arrays, ot
 D_IN, D_SAE = 16, 48
 FILES = {
     "saelens checkpoint": ("cfg.json", "sae_weights.safetensors", "activation_scaler.json"),
+    "saelens checkpoint, whitened": ("cfg.json", "activation_whitening.safetensors"),
     "saelens v5 finetuned": ("cfg.json", "sae_weights.safetensors"),
     "dictionary_learning matryoshka": ("config.json", "ae.pt"),
     "dictionary_learning interrupted": ("config.json", "ae.pt"),

@@ -7,7 +7,7 @@ import torch
 from sae_lens import SAE as SAELensSAE
 from sae_lens.loading import pretrained_sae_loaders as loaders
 from sae_lens.registry import get_sae_class, get_sae_training_class
-from sae_lens.training.activation_scaler import ActivationScaler
+from sae_lens.training.activation_scaler import ActivationScaler, ActivationWhitening
 
 import sampled_sae as ss
 from tests.formats import foreign
@@ -113,6 +113,35 @@ def test_checkpoints_of_the_training_are_what_saelens_saves_for_inference(tmp_pa
         torch.testing.assert_close(sae(x), final(x), rtol=1e-4, atol=1e-4)
         assert sae.cfg.prefixes == ((24, 96) if name.startswith("matryoshka") else ())
     assert final.encode(x).to_dense().count_nonzero() > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("subtracts", [True, False])
+@pytest.mark.parametrize("name", ["matryoshka_batchtopk", "jumprelu", "topk", "gated"])
+def test_checkpoints_on_whitened_activations(tmp_path, name, subtracts):
+    sae_class, config_class = get_sae_training_class(name)
+    fields = {
+        "d_in": 24,
+        "d_sae": 96,
+        "apply_b_dec_to_input": subtracts,
+        "normalize_activations": "covariance_whitening",
+    }
+    fields |= {"k": 5} if "topk" in name else {}
+    fields |= {"matryoshka_widths": [24, 96]} if name.startswith("matryoshka") else {}
+    theirs, generator = sae_class(config_class(**fields)), torch.Generator().manual_seed(0)
+    fill_(theirs, generator)
+    if "batchtopk" in name:
+        theirs.topk_threshold.fill_(0.7)
+    matrix = torch.eye(24) + torch.randn(24, 24, generator=generator) / 20
+    whitening = ActivationWhitening(torch.randn(24, generator=generator), matrix, torch.linalg.inv(matrix))
+    theirs.save_model(tmp_path / "checkpoint")
+    ActivationScaler(None, whitening).save(str(tmp_path / "checkpoint" / "activation_scaler.json"))
+    ours = ss.SAE.load(tmp_path / "checkpoint")
+    theirs.fold_activation_whitening(whitening.mean, whitening.matrix, whitening.inverse_matrix)
+    theirs.save_inference_model(tmp_path / "final")
+    final, x = SAELensSAE.load_from_disk(str(tmp_path / "final")), torch.randn(300, 24, generator=generator)
+    torch.testing.assert_close(ours.encode(x), final.encode(x), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(ours(x), final(x), rtol=1e-3, atol=1e-4)
 
 
 @torch.no_grad()
