@@ -161,3 +161,17 @@ def test_paths_on_the_hub(tmp_path):
     assert parse("a/b") is None and local(tmp_path) == tmp_path
     with pytest.raises(UserError, match="hf:a: must be hf:OWNER/NAME, then /FOLDER and @REVISION if needed"):
         parse("hf:a")
+
+
+def test_commands_take_paths_on_the_hub(tmp_path, monkeypatch):
+    """Results are kept beside the downloaded files."""
+    from sampled_sae import api
+    from sampled_sae.cli.eval import Eval
+    from sampled_sae.formats import hub
+
+    asked = []
+    monkeypatch.setattr(hub, "download", lambda place: asked.append(place) or tmp_path)
+    with api._on_disk(["hf:a/b/c", Path("hf:d/e@v1")]) as folders:
+        assert folders == [tmp_path, tmp_path]
+    assert asked == [Place("a/b", "c"), Place("d/e", None, "v1")]
+    assert Eval((Path("hf:a/b"),))._default_out() == tmp_path / "evals"
