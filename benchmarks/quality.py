@@ -275,13 +275,16 @@ class Comparison:
         """CE loss recovered, absorption and probing of the SAEs of full length, one line for each."""
         abouts = [key(self.setting, toolkit, lr, self.setting.tokens, seed) for toolkit, lr, seed in self.full_runs()]
         left = [x for x in abouts if self.results.get(x) and not self.results.get(x, "evaluation")]
+        for about in [x for x in left if not self.folder(x).exists()]:  # the file of runs came from another machine
+            print(f"{about['toolkit']}: no SAE in {self.folder(about)}: delete its run to train again", file=sys.stderr)
+            left.remove(about)
         if not left:
             return
         saes = [SAE.load(self.folder(about), self.device) for about in left]
         lines = [Line() for _ in left]
         model, layer = self.model, self.setting.layer
         if not self.a.no_loss:
-            contexts = torch.from_numpy(self.texts["report"].astype("int64"))
+            contexts = torch.from_numpy(self.texts["report"][: self.setting.loss].astype("int64"))
             core = CoreConfig(
                 put_in="normal", norm_limit=self.data.limit, contexts_at_once=16, tokens_at_once=4096, resamples=0
             )

@@ -106,6 +106,16 @@ def harvest(model: LanguageModel, setting: Setting, texts: Texts, folder: Path |
         parts = [torch.from_numpy(tokens[i : i + at_once].astype(np.int64)) for i in range(0, len(tokens), at_once)]
         return torch.cat([model.activations(part, [setting.layer])[setting.layer].flatten(0, 1) for part in parts])
 
+    rows, count = block_rows(setting), blocks(setting)
+    shape, dtype = (count * rows, model.width), model.dtype
+    size = shape[0] * shape[1]
+    name = f"{Path(setting.model).name}-layer{setting.layer}-{setting.context}-{shape[0]}x{shape[1]}"
+    path = None if folder is None else folder / f"{name}.bin"
+    if path is not None and path.exists():  # written last
+        saved = dict(np.load(path.with_suffix(".npz")))
+        limit = float(saved.pop("limit"))
+        sets = {name: torch.from_numpy(x).to(model.device) for name, x in saved.items()}
+        return Data(torch.from_file(str(path), False, size, dtype=dtype).view(shape), path, sets, limit)
     held = read(texts["calibration"])
     limit = HIGH_NORM * float(norms(held).median())
 
@@ -114,16 +124,12 @@ def harvest(model: LanguageModel, setting: Setting, texts: Texts, folder: Path |
 
     sets = {name: normal(read(texts[name])) for name in ("select", "report", "wide") if name in texts}
     sets["calibration"] = normal(held)
-    rows, count = block_rows(setting), blocks(setting)
-    shape, dtype = (count * rows, model.width), model.dtype
-    size = shape[0] * shape[1]
-    if folder is None:
-        x, path = torch.empty(shape, dtype=dtype, device=model.device), None
+    if path is None:
+        x = torch.empty(shape, dtype=dtype, device=model.device)
     else:
-        path = folder / f"{Path(setting.model).name}-layer{setting.layer}-{shape[0]}x{shape[1]}.bin"
-        if path.exists():
-            return Data(torch.from_file(str(path), False, size, dtype=dtype).view(shape), path, sets, limit)
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {name: x.cpu().numpy() for name, x in sets.items()}
+        np.savez(path.with_suffix(".npz"), limit=np.float64(limit), **arrays)  # type: ignore[arg-type]
         x = torch.from_file(f"{path}.tmp", True, size, dtype=dtype).view(shape)
     each, there = per_block(setting), texts["train"]
     for block in range(count):

@@ -35,6 +35,8 @@ class Setting:
     """Contexts on which rates are selected."""
     report: int = 128
     """Contexts of the reported numbers."""
+    loss: int = 128
+    """Contexts of these for CE loss recovered."""
     words: int | None = None
     """Words of the absorption evaluation; None: all, 0: no absorption."""
     start_factor: float = 1.0
@@ -46,7 +48,7 @@ SMALL = replace(MAIN, d_sae=16_384, tokens=10_000_000, start_factor=2)
 PRESETS = {
     "cpu": Setting(
         d_sae=2048, k=32, batch=256, tokens=49_152, select_tokens=16_384, context=128, buffer_tokens=2**14,
-        calibration=32, select=64, report=64, words=0, start_factor=4,
+        calibration=32, select=64, report=64, loss=16, words=0, start_factor=4,
     ),
     "main": MAIN,
     "50M": replace(MAIN, tokens=50_000_000),

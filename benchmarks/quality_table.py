@@ -73,7 +73,7 @@ def table(runs: list[Run], finished: set[str]) -> str:
     ours = [run["fvu"][last] for run in runs if run["toolkit"] == OURS]
     mean = sum(ours) / len(ours) if ours else None
     head = ["", "lr", *(f"FVU, {name}" for name in runs[0]["fvu"]), "ours less by", "L0", "dead", "CE recovered"]
-    head += ["absorption", "F1", "probing, k = 1", "k = 5", "GPU s"]
+    head += ["absorption", "F1", "probing, k = 1", "k = 5", "seconds"]
     rows = [head, ["---"] * len(head)]
     for run in runs:
         e, theirs = run["evaluation"], run["fvu"][last]
