@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import sampled_sae as ss
+from sampled_sae.browser.latents import unembedding
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
@@ -117,6 +118,8 @@ def test_a_model_spread_over_memory_and_disk(tokens, tmp_path):
         assert torch.equal(lm.logits(tokens), reference.logits(tokens))
         made, wanted = (one.generate("the sea", max_new_tokens=3) for one in (lm, reference))
     assert made == wanted
+    with pytest.raises(UserError, match=r"the last weights of .* are not in memory"):
+        unembedding(lm)
     for moved in ({"device": "cpu"}, {"dtype": torch.bfloat16}):
         with pytest.raises(UserError, match="cannot be moved or converted"):
             ss.load_model((spread, make_tokenizer()), **moved)

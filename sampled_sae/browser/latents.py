@@ -195,6 +195,8 @@ def unembedding(model: LanguageModel) -> Unembedding:
     weight = getattr(head, "weight", None)
     if not isinstance(weight, Tensor) or weight.shape[1:] != (model.width,):
         raise UserError(f"{model.name} has no unembedding of width {model.width}")
+    if weight.is_meta or any(one.is_meta for one in final_norm(model).parameters()):
+        raise UserError(f"the last weights of {model.name} are not in memory, but loaded when they are used")
     # Some models have more rows than tokens, for the sake of round numbers.
     known = min(len(weight), len(model.tokenizer))
     gain, centered = measure_norm(final_norm(model), model)

@@ -10,6 +10,8 @@ import sampled_sae as ss
 from sampled_sae.browser.collect import BrowseConfig, collect
 from sampled_sae.config import plain
 from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many
+from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp
+from sampled_sae.evals.autointerp.schema import AutointerpConfig
 from sampled_sae.evals.core.evaluate import evaluate_core_many
 from sampled_sae.evals.core.schema import CoreConfig
 from sampled_sae.evals.probing.evaluate import evaluate_probing_many
@@ -20,6 +22,7 @@ from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from tests.evals.absorption.tools import QUICK, letter_sae, speller
+from tests.evals.autointerp.tools import LATENTS, need_minilm, word_contexts, word_model, word_sae
 from tests.evals.core.tools import as_json, assert_near, identity_sae, random_sae, shared, some_contexts
 from tests.models.tiny_models import LAYERS, WIDTH, make_model, make_tokenizer
 
@@ -84,6 +87,18 @@ def test_absorption_reads_the_hook_point():
         next(evaluate_absorption_many([letter_sae()], speller(), at, quick)) for at in ("model.layers.1.input", 0)
     )
     assert before.layer == "model.layers.1.input" and without_layer(before) == without_layer(after)
+
+
+def test_autointerp_reads_the_hook_point():
+    """What the final norm reads is the residual stream after the last block."""
+    need_minilm()
+    settings = AutointerpConfig(embedder="minilm", buffer=5, resamples=10, latents=(0, 1))
+    found, same, other = (
+        evaluate_autointerp(word_sae(), word_model(), at, word_contexts(), settings)
+        for at in ("model.norm.input", 0, "model.layers.0.mlp")
+    )
+    assert found.layer == "model.norm.input" and without_layer(found) == without_layer(same) != without_layer(other)
+    assert found.latents[0].explanation.startswith(f"'{LATENTS[0]}'") and other.latents[0].explanation is None
 
 
 @pytest.mark.parametrize("hook", [MLP, ATTENTION, BEFORE, "model.layers.1.mlp.gate_proj", "model.layers.1.mlp.input"])
