@@ -35,6 +35,7 @@ COMMANDS = {
     "convert": "convert.Convert",
     "push": "push.Push",
     "reproduce": "reproduce.Reproduce",
+    "study": "study.StudyCommand",
     "synthetic": "synthetic.Synthetic",
     "merge": "synthetic.Merge",
 }

@@ -1,0 +1,59 @@
+"""`sampled-sae study`: a declared comparison of methods, run stage by stage, and its tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+
+@dataclass(frozen=True)
+class StudyCommand:
+    """Compare methods by a design that was written down before: train, measure, paired differences, verdicts."""
+
+    design: tyro.conf.Positional[Path]
+    """JSON file with tokens, batch_size, settings, methods, stages and claims."""
+    do: Literal["plan", "run", "tables"] = "plan"
+    """plan: print stages and estimated GPU minutes; run: train and measure what is not finished; tables: write the
+    tables of the results into a page."""
+    out: Path = Path("runs/study")
+    """Folder of the SAEs and of results.jsonl."""
+    page: Path | None = None
+    """tables: Markdown page whose tables are replaced; results.md in `out` when unset."""
+    figures: Path | None = None
+    """tables: folder for figures as PNG; none when unset."""
+    train_text: str | None = None
+    """run: text of training."""
+    select_text: str | None = None
+    """run: text that learning rates and thresholds are chosen on."""
+    report_text: str | None = None
+    """run: text that core metrics are reported on."""
+    tokens: int = 131_072
+    """run: tokens of each of these two, taken evenly from the whole text."""
+    probing: tuple[str, ...] = ()
+    """run: datasets of the measure probing."""
+    stages: tuple[str, ...] = ()
+    """run: stages to run; all when unset."""
+    words: int | None = None
+    """run: words of absorption; all when unset."""
+    device: str | None = None
+    """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
+
+    def run(self) -> None:
+        from sampled_sae.experiments import study
+
+        declared = study.load_study(self.design)
+        if self.do == "plan":
+            for name, saes, minutes in study.plan(declared):
+                print(f"{name:12} {saes:4} SAEs  {minutes:5.1f} min")
+            total = [sum(values) for values in zip(*(row[1:] for row in study.plan(declared)), strict=True)]
+            print(f"{'training':12} {total[0]:4.0f} SAEs  {total[1]:5.1f} min")
+        elif self.do == "run":
+            texts = study.given_texts(self.train_text, self.select_text, self.report_text)
+            material = study.Material(*texts, tokens=self.tokens, probing=self.probing, words=self.words)
+            print(study.run_study(declared, material, self.out, self.stages, self.device))
+        else:
+            for path in study.write_results(declared, self.out, self.page or self.out / "results.md", self.figures):
+                print(path)

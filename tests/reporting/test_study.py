@@ -1,0 +1,147 @@
+"""Tables, claims and figures of a study, on made-up results."""
+
+import json
+
+import pytest
+
+from sampled_sae.reporting.study import (
+    Claim,
+    Results,
+    Row,
+    Run,
+    best_factor,
+    claims_table,
+    difference_table,
+    fill_page,
+    forest,
+    goal_table,
+    leading,
+    outcome,
+    read_rows,
+    summary_table,
+    tables,
+)
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.measures import Column, Table
+
+ROLES = {"batchtopk": "baseline", "good": "variant", "bad": "paper", "same": "variant"}
+NOISE = (0.0, 0.0002, -0.0001)
+FVU = {"batchtopk": 0.066, "good": 0.060, "bad": 0.080, "same": 0.066}
+PROBING = {"batchtopk": 0.70, "good": 0.76, "bad": 0.60, "same": 0.70}
+UNITS = {"a1": "a", "a2": "a", "b": "b", "c": "c", "d": "d"}
+
+
+def rows(setting="first", scale=1.0):
+    """Three seeds of four methods; methods differ from BatchTopK by `scale` times the numbers above."""
+    found = []
+    for i, method in enumerate(ROLES):
+        for seed in range(3):
+            wobble = NOISE[seed] + NOISE[(seed + i) % 3] / 5
+            fvu = FVU["batchtopk"] + scale * (FVU[method] - FVU["batchtopk"]) + wobble
+            core = {"fvu": fvu, "ce_recovered": 1 - fvu / 10}
+            run = Run(setting, method, 1.0, seed)
+            found += [Row(run, measure, core, {}) for measure in ("select", "core")]
+            units = {}
+            for j, (unit, source) in enumerate(UNITS.items()):
+                value = 0.7 + scale * (PROBING[method] - 0.7) + 0.02 * j + ((seed + i * j) % 3) / 1000
+                units[unit] = [source, {"probing_1": value, "probing_5": value + 0.05}]
+            mean = sum(values["probing_1"] for _, values in units.values()) / len(units)
+            found.append(Row(run, "probing", {"probing_1": mean, "probing_5": mean + 0.05}, units))
+            letters = {x: ["", {"absorption": 0.1 + fvu + k / 100, "absorption_f1": 0.4}] for k, x in enumerate("stu")}
+            found.append(Row(run, "absorption", {"absorption": 0.11 + fvu}, letters))
+    return found
+
+
+@pytest.fixture
+def results():
+    return Results([*rows(), *rows("second", 0.5)], {"first": "m", "second": "m"})
+
+
+def claim(method, expect, metric="fvu"):
+    return Claim("H1", "a claim", metric, method, expect)
+
+
+def test_differences_are_paired_and_judged(results):
+    table = difference_table(results, "first", "fvu")
+    by_method = {row[0]: row for row in table.rows}
+    assert list(by_method) == ["good", "bad", "same"]
+    assert by_method["good"][1] == pytest.approx(0.006, abs=1e-4) and by_method["good"][-1] == "better"
+    assert by_method["bad"][-1] == "worse" and by_method["same"][-1] == "not worse"
+    assert by_method["good"][5:7] == [3, 3]
+    probing = {row[0]: row for row in difference_table(results, "first", "probing_1").rows}
+    assert probing["good"][-1] == "better" and probing["good"][5:7] == [3, 15]
+    (it, _), keys = results.difference("first", "good", "batchtopk", "probing_1"), UNITS
+    assert it.clusters == (3, len(set(keys.values())))
+
+
+def test_claims(results):
+    assert outcome(results, claim("good", "better"))[0] == "supported"
+    assert outcome(results, claim("bad", "better"))[0] == "refuted"
+    assert outcome(results, claim("same", "not worse"))[0] == "supported"
+    assert outcome(results, claim("same", "better"))[0] == "undecided"
+    assert outcome(results, claim("absent", "better"))[0] == "not measured"
+    turned = Results([*rows(), *rows("second", -1)], {"first": "m", "second": "m"})
+    assert outcome(turned, claim("good", "better"))[0] == outcome(turned, claim("bad", "better"))[0] == "mixed"
+    table = claims_table(results, [claim("good", "better"), claim("absent", "worse")])
+    assert table.rows[0][4] == "supported" and table.rows[0][-1] == 2 and table.rows[1][4] == "not measured"
+
+
+def test_one_seed_decides_nothing():
+    alone = Results([row for row in rows() if row.run.seed == 0], {"first": "m"})
+    assert {row[-1] for metric in ("fvu", "probing_1") for row in difference_table(alone, "first", metric).rows} == {
+        "undecided"
+    }
+    assert outcome(alone, claim("good", "better"))[0] == "undecided"
+
+
+def test_leaders_and_goal(results):
+    assert leading(results.rows, ROLES) == ["good", "same", "bad"]
+    assert leading([], ROLES) == []
+    table = goal_table(results, ["good"], ["batchtopk"])
+    assert [row[:3] for row in table.rows] == [["first", "good", "batchtopk"], ["second", "good", "batchtopk"]]
+    assert table.rows[0][3].startswith("better (p = 0.0")
+    assert summary_table(results, "first").rows[0][:2] == ["batchtopk", 3]
+
+
+def test_the_best_rate_is_that_of_the_selection_text():
+    def tried(factor, fvu, setting="first", measure="select"):
+        return Row(Run(setting, "good", factor, 0), measure, {"fvu": fvu}, {})
+
+    own = [tried(0.5, 0.07), tried(1.0, 0.06), tried(2.0, 0.08), tried(2.0, 0.01, measure="core")]
+    models = {"first": "m", "second": "m", "third": "other"}.__getitem__
+    assert best_factor(own, "first", "m", "good", models) == best_factor(own, "second", "m", "good", models) == 1.0
+    assert best_factor([*own, tried(2.0, 0.09, "second")], "second", "m", "good", models) == 2.0
+    assert best_factor([tried(2.0, 0.09)], "third", "other", "good", models) == 1.0
+
+
+def test_lines_are_read_back(tmp_path):
+    path = tmp_path / "results.jsonl"
+    plain = [{**row.run._asdict(), "measure": row.measure, "values": row.values, "units": row.units} for row in rows()]
+    newer = {**plain[0], "values": {"fvu": 1.0}}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*plain, newer]) + '{"setting": "fi')
+    found = read_rows(path)
+    assert len(found) == len(plain) and found[0].values == {"fvu": 1.0} and found[1:] == rows()[1:]
+    path.write_text("nothing\n" + json.dumps(plain[0]) + "\n")
+    with pytest.raises(UserError, match=r"results.jsonl: line 1 is no result of a study"):
+        read_rows(path)
+    assert read_rows(tmp_path / "none.jsonl") == []
+
+
+def test_the_page_keeps_its_text(tmp_path, results):
+    page = tmp_path / "results.md"
+    page.write_text("# Answer\n\n<!-- begin claims -->\nold\n<!-- end claims -->\n\nMore text.\n")
+    made = list(tables(results, [claim("good", "better")], ROLES))
+    added = fill_page(page, made)
+    text = page.read_text()
+    assert "claims" not in added and "summary-first" in added and "old" not in text
+    assert text.index("# Answer") < text.index("| H1 |") < text.index("More text.") < text.index("summary-first")
+    assert fill_page(page, made) == [] and page.read_text() == text
+    fill_page(page, [Table([Column("a")], [["\\1 new"]], "claims")])
+    assert "1 new" in page.read_text() and "| H1 |" not in page.read_text()
+
+
+def test_the_figure_has_a_point_per_method(results):
+    figure = forest(results, "first", "fvu")
+    assert list(figure.data[0].y) == ["good", "bad", "same"]
+    assert figure.data[0].x[0] == pytest.approx(0.006, abs=1e-4)
+    assert forest(Results([row for row in rows() if row.run.seed == 0], {"first": "m"}), "first", "fvu") is None
