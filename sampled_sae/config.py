@@ -305,7 +305,7 @@ def read_file(path: Path, kind: str) -> dict[str, Any]:
     return upgraded(kind, read_json(path), path)
 
 
-SEALED = ("sae", "checkpoint", "cache")
+SEALED = ("sae", "checkpoint", "cache", "train", "result", "explanations", "comparison", "synthetic")
 """Kinds of files with a checksum of their own content: a change to them would go unnoticed and give other results."""
 
 

@@ -94,6 +94,16 @@ def _same_type(a: Any, b: Any) -> bool:
     return (isinstance(a, number) and isinstance(b, number)) or type(a) is type(b)
 
 
+def unsealed_damage(content: bytes, draw: random.Random) -> Damage:
+    """One change to a JSON file without its checksum, so that its fields are read."""
+    return json_damage(unsealed(content), draw)
+
+
+def unsealed(content: bytes) -> bytes:
+    """JSON without its checksum."""
+    return json.dumps({name: item for name, item in json.loads(content).items() if name != "checksum"}).encode()
+
+
 def json_damage(content: bytes, draw: random.Random) -> Damage:
     """One change to a JSON file."""
     value = json.loads(content)

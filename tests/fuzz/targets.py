@@ -47,10 +47,20 @@ from sampled_sae.reporting.synthetic import load_results, print_results, write_p
 from sampled_sae.reporting.write import write_report
 from sampled_sae.training import checkpoint
 from sampled_sae.training.callbacks import read_log
+from sampled_sae.training.resume import read_record
 from sampled_sae.training.run import Callback, TrainConfig
 from sampled_sae.training.trainer import checked
 from tests.fuzz.formats import FILES, build_formats, damage_of, folder_of, read
-from tests.fuzz.mutate import Damage, binary_damage, json_damage, lines_damage, odd_arrays, other_archive, text_damage
+from tests.fuzz.mutate import (
+    Damage,
+    binary_damage,
+    json_damage,
+    lines_damage,
+    odd_arrays,
+    other_archive,
+    text_damage,
+    unsealed_damage,
+)
 from tests.reporting import made_up, made_up_compare, made_up_sweep
 
 D_IN, D_SAE, STEPS, BATCH = 16, 48, 12, 32
@@ -232,6 +242,10 @@ def _results(folder: Path) -> Any:
     return found, load_live(folder, D_SAE).mask
 
 
+def _training(folder: Path) -> Any:
+    return read_record(folder).to_dict()
+
+
 def _explanations(folder: Path) -> Any:
     return read_explanations(folder, D_SAE)
 
@@ -343,7 +357,7 @@ def text_or_bytes(content: bytes, draw: Any) -> Damage:
 
 ANY = frozenset("*")
 OWN, CFG, WEIGHTS = "sampled_sae.json", "cfg.json", "sae_weights.safetensors"
-RESULTS = tuple(File(f"evals/{name}.json", json_damage, "strict", ANY) for name in made_up_sweep.ALL)
+RESULTS = tuple(File(f"evals/{name}.json", unsealed_damage, "strict", ANY) for name in made_up_sweep.ALL)
 NAMES = [str(config.name) for config in presets.named(CONFIGS, 0)]
 
 
@@ -392,7 +406,13 @@ def targets() -> list[Target]:
         ),
         Target("cache", "cache", sealed("cache.json", "shard-00000.safetensors", "shard-00002.safetensors"), _cache, 3),
         Target("results", "sae", RESULTS, _results, 2),
-        Target("explanations", "sae", (File("evals/explanations.json", json_damage, "strict", ANY),), _explanations, 2),
+        Target(
+            "explanations", "sae", (File("evals/explanations.json", unsealed_damage, "strict", ANY),), _explanations, 2
+        ),
+        Target("sealed results", "sae", sealed(*(file.name for file in RESULTS)), _results),
+        Target("sealed explanations", "sae", sealed("evals/explanations.json"), _explanations),
+        Target("sealed comparison", "compare", sealed("compare.json"), _unique),
+        Target("record of a training", "run", sealed("train.json"), _training),
         Target("firing counts", "sae", (File("evals/firing.safetensors", binary_damage, "lenient"),), _firing),
         Target(
             "compare",
@@ -404,14 +424,14 @@ def targets() -> list[Target]:
             _compare,
             0.5,
         ),
-        Target("unique latents", "compare", (File("compare.json", json_damage, "strict", ANY),), _unique, 2),
+        Target("unique latents", "compare", (File("compare.json", unsealed_damage, "strict", ANY),), _unique, 2),
         Target(
             "collect",
             "sweep",
             (
-                *(File(f"{swept}/{name}", json_damage, "strict", ANY) for name in (CFG, OWN)),
-                *(File(f"{swept}/{file.name}", json_damage, "strict", ANY) for file in RESULTS),
-                File("run.json", json_damage, "strict", ANY),
+                *(File(f"{swept}/{name}", unsealed_damage, "strict", ANY) for name in (CFG, OWN)),
+                *(File(f"{swept}/{file.name}", unsealed_damage, "strict", ANY) for file in RESULTS),
+                File("run.json", unsealed_damage, "strict", ANY),
                 File("log.jsonl", lines_damage, "lenient"),
             ),
             _collect,
@@ -422,9 +442,9 @@ def targets() -> list[Target]:
             "report",
             "sweep",
             (
-                *(File(f"{swept}/{name}", json_damage, "strict", ANY) for name in (CFG, OWN)),
-                *(File(f"{swept}/{file.name}", json_damage, "strict", ANY) for file in RESULTS),
-                File("run.json", json_damage, "strict", ANY),
+                *(File(f"{swept}/{name}", unsealed_damage, "strict", ANY) for name in (CFG, OWN)),
+                *(File(f"{swept}/{file.name}", unsealed_damage, "strict", ANY) for file in RESULTS),
+                File("run.json", unsealed_damage, "strict", ANY),
                 File("log.jsonl", lines_damage, "lenient"),
             ),
             _report,
@@ -435,18 +455,18 @@ def targets() -> list[Target]:
         Target(
             "report of a comparison",
             "compare",
-            (File("compare.json", json_damage, "strict", ANY),),
+            (File("compare.json", unsealed_damage, "strict", ANY),),
             _report,
             0.15,
             copies=True,
             notes=lambda result: result[0],
         ),
-        Target("synthetic", "synthetic/one", (File("results.json", json_damage, "strict", ANY),), _synthetic, 1),
+        Target("synthetic", "synthetic/one", (File("results.json", unsealed_damage, "strict", ANY),), _synthetic, 1),
         Target(
             "merge",
             "synthetic",
             (
-                File("one/results.json", json_damage, "strict", ANY),
+                File("one/results.json", unsealed_damage, "strict", ANY),
                 File("two/log.jsonl", lines_damage, "lenient"),
             ),
             _synthetic_page,
@@ -454,9 +474,9 @@ def targets() -> list[Target]:
             copies=True,
         ),
         Target(
-            "record of stages", "reproduce", (File("reproduce.json", json_damage, "strict", ANY),), _record, 1, True
+            "record of stages", "reproduce", (File("reproduce.json", unsealed_damage, "strict", ANY),), _record, 1, True
         ),
-        Target("configs", "configs", (File("configs.json", json_damage, "strict", ANY),), _configs, 3),
+        Target("configs", "configs", (File("configs.json", unsealed_damage, "strict", ANY),), _configs, 3),
         Target("log", "run", (File("log.jsonl", lines_damage, "lenient"),), _log),
         Target("answers", "answers", (File("answers.jsonl", lines_damage, "lenient"),), _answers),
     ]

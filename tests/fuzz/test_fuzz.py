@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.fuzz.commands import COMMANDS, _outcome, _run, prepare
-from tests.fuzz.mutate import Damage
+from tests.fuzz.mutate import Damage, unsealed, unsealed_damage
 from tests.fuzz.run import Fuzzer, run
 
 
@@ -46,6 +46,10 @@ CASES = [
     ("sae", "cfg.json", "value", field("apply_b_dec_to_input", value=False)),
     ("sae", "sampled_sae.json", "type", field("metadata", "training", "heldout", "l0", value=True)),
     ("sae", "sampled_sae.json", "value", field("threshold_ema", value=9.0)),
+    ("sealed results", "evals/core.json", "value", field("result", "density", "dead", value=3)),
+    ("sealed explanations", "evals/explanations.json", "value", field("latents", "3", "score", value=0.9)),
+    ("sealed comparison", "compare.json", "value", field("pairs", 0, "a", value=1)),
+    ("record of a training", "train.json", "value", field("train", "steps", value=99)),
     ("cache", "cache.json", "value", field("description", "origin", value="elsewhere")),
     ("compare", f"{FIRST}/sae_weights.safetensors", "bytes", flip),
     ("collect", f"saes/{FIRST}/evals/core.json", "syntax", lambda text: text[:-1] + b', "result": null}'),
@@ -69,8 +73,9 @@ CASES = [
 @pytest.mark.parametrize("target, file, kind, change", CASES)
 def test_past_failures(fuzzer, root, target, file, kind, change):
     one = fuzzer.targets[target]
-    content = change((root / one.folder / file).read_bytes())
     [found] = [each for each in one.files if each.name == file]
+    content = (root / one.folder / file).read_bytes()
+    content = change(unsealed(content) if found.damage is unsealed_damage else content)
     _, failure = fuzzer.judge(one, found, Damage(content, kind, "a past failure", "data"))
     assert failure is None, failure
 

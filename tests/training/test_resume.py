@@ -147,6 +147,10 @@ def test_errors(acts, activations, tmp_path):
         ss.resume(tmp_path / "run", extend=0, **QUIET)
     record = tmp_path / "run" / "train.json"
     plain = json.loads(record.read_text())
+    record.write_text(json.dumps(plain | {"device": "cuda"}))
+    with pytest.raises(ss.UserError, match=r"train.json: changed since it was written"):
+        ss.resume(tmp_path / "run", **QUIET)
+    del plain["checksum"]
     record.write_text(json.dumps(plain | {"dtype": "int8"}))
     with pytest.raises(ss.UserError, match=r"train.json: dtype = 'int8'"):
         ss.resume(tmp_path / "run", **QUIET)
