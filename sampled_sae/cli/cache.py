@@ -54,20 +54,27 @@ class Collect:
         **{"--max-norm": "--source.high-norm-factor", "--compile-model": "--source.compile True"},
     }
 
-    def activations(self, device: str | None) -> Any:
-        """The source of activations; loads the model."""
-        from sampled_sae.api import activations
-
+    def checked(self) -> TextSource:
+        """The text; raises an error if a flag is missing."""
         for name in ("model", "text"):
             if getattr(self, name) is None:
                 others = "give a file of activations, or model, text and layer"
                 raise UserError(f"{name}: is missing; {others} (sampled-sae resume needs only the folder of a run)")
-        assert self.model is not None and self.text is not None
+        if not self.layer and not self.hook:
+            raise UserError("layer: is missing; give the number of a block, or the name of a module as hook")
+        return TextSource(str(self.text), self.text_field, self.split, self.subset)
+
+    def activations(self, device: str | None) -> Any:
+        """The source of activations; loads the model."""
+        from sampled_sae.api import activations
+
+        text = self.checked()
+        assert self.model is not None
         settings = {item.name: getattr(self.source, item.name) for item in fields(HarvestConfig)}
         del settings["hooks"]
         return activations(
             self.model,
-            TextSource(self.text, self.text_field, self.split, self.subset),
+            text,
             self.layer or None,
             hook=self.hook or None,
             device=device,

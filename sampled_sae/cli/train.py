@@ -17,7 +17,7 @@ from sampled_sae.experiments.stages import words
 from sampled_sae.method.config import AuxKConfig, InitConfig, OptimizerConfig, SAEConfig, ThresholdConfig
 from sampled_sae.method.presets import DEFAULT_METHODS, PAPER_INIT, PAPER_OPTIMIZER, parse_methods
 from sampled_sae.sae import SAE
-from sampled_sae.training.run import InputNorm
+from sampled_sae.training.run import InputNorm, TrainConfig
 from sampled_sae.utils.errors import UserError
 
 IN_CONFIGS = ("d_sae", "k", "methods", "optimizer", "init", "auxk", "threshold")
@@ -75,6 +75,8 @@ class Train:
     """Further destinations of the log."""
     resume: bool = False
     """Continue from the last checkpoint in `out`."""
+    dry_run: bool = False
+    """Only print estimates of time, memory, disk and tokens; no weights are loaded."""
     device: str | None = None
     """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
     key: str | None = None
@@ -113,7 +115,6 @@ class Train:
         from sampled_sae.api import train
         from sampled_sae.data.source import open_source
         from sampled_sae.method.scores import load_scores
-        from sampled_sae.training.run import TrainConfig
         from sampled_sae.training.trainer import check_start, steps_of
 
         for script in self.load_scores:
@@ -124,10 +125,34 @@ class Train:
         # Before the language model is loaded.
         check_start(configs, TrainConfig(steps, **settings), self.out, self.resume)
         path = self.activations
+        if self.dry_run:
+            print("\n".join(self.estimates(configs, TrainConfig(steps, **settings))))
+            return
         source = self.collect.activations(self.device) if path is None else open_source(path, key=self.key)
         place: dict[str, Any] = {"out": self.out, "resume": self.resume, "device": self.device, "keep": False}
         found = train(source, configs, steps=steps, **place, **settings)
         print_saes(found)
+
+    def estimates(self, configs: list[SAEConfig], shared: TrainConfig) -> list[str]:
+        """Lines about the cost of this training."""
+        from sampled_sae.data.source import load_activations
+        from sampled_sae.models.load import model_shape
+        from sampled_sae.training.estimate import Reading, estimate
+        from sampled_sae.utils.system import usable_device
+
+        device, collect = usable_device(self.device), self.collect
+        if self.activations is not None:
+            tokens, d_in = load_activations(self.activations, self.key).shape
+            return estimate(configs, shared, d_in, device, self.out, tokens_there=tokens)
+        text = collect.checked()
+        text.documents()
+        shape = model_shape(str(collect.model), collect.layer)
+        half = collect.model_dtype in ("bfloat16", "float16") or (collect.model_dtype is None and device.type == "cuda")
+        # Hook points by name may be anywhere, and of another width; taken as the residual stream after the last block.
+        layers = collect.layer if not collect.hook else (shape.blocks - 1,)
+        reading = Reading(shape, layers, collect.source.context, 2 if half else 4)
+        streams = len(collect.layer) + len(collect.hook)
+        return estimate(configs, shared, shape.width, device, self.out, streams=streams, reading=reading)
 
     def sae_configs(self) -> list[SAEConfig]:
         """The configurations of all SAEs."""

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from sampled_sae.config import require
-from sampled_sae.hooks import check_layer, text_config
+from sampled_sae.hooks import check_layer, find_blocks, text_config
 from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.utils.cost import Shape
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.system import usable_device
 from sampled_sae.utils.third_party import look_up, package, packaged_file, quiet, reason
@@ -58,6 +59,22 @@ def load_model(
         weights = _read_weights(transformers, source, config, dtype or default)
     bos = None if source.gguf is None else gguf_bos(Path(source.where) / source.gguf)
     return LanguageModel(_move(weights, place, source.name), tokenizer, source.name, bos)
+
+
+def model_shape(model: str | Path, layers: Sequence[Any] = ()) -> Shape:
+    """Sizes of a model, without its weights; one that does not have all of `layers` is refused."""
+    transformers = package("transformers")
+    source = _find(str(model))
+    with quiet(bars=not source.local):
+        config = _read_config(transformers, source)
+        with _reading(source), torch.device("meta"):
+            made = transformers.AutoModelForCausalLM.from_config(config)
+    blocks = find_blocks(made, source.name)[1]
+    for layer in layers:
+        check_layer(layer, len(blocks), source.name)
+    embedding = made.get_input_embeddings().weight
+    weights = sum(weight.numel() for weight in blocks.parameters()) // len(blocks)
+    return Shape(int(embedding.shape[1]), len(blocks), weights, int(embedding.shape[0]))
 
 
 def _given(model: Any, device: str | torch.device | None, dtype: torch.dtype | None) -> LanguageModel:

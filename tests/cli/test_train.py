@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ import sampled_sae as ss
 from sampled_sae import cli
 from sampled_sae.cli import load, parse
 from sampled_sae.cli.train import Train
-from tests.models.tiny_models import LAYERS, make_model, make_tokenizer
+from tests.models.tiny_models import LAYERS, make_model, make_tokenizer, save
 
 SMALL = ["--context", "20", "--buffer-tokens", "800", "--heldout-tokens", "60", "--batch-size", "50", "--latents", "64"]
 SMALL += ["--k", "4", "--device", "cpu", "--tokens", "600"]
@@ -193,3 +194,33 @@ def test_help_shows_groups_and_real_defaults(capsys):
         assert text in shown
     for text in ("--source.buffer-tokens INT", "2,097,152. (default: unset)", "optimizer options", "source options"):
         assert text in shown
+
+
+def test_a_dry_run_estimates_without_weights(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save(make_model("llama"), tmp_path / "model")
+    (tmp_path / "text.txt").write_text("the other thing " * 400)
+    np.save(tmp_path / "acts.npy", np.zeros((5000, 24), np.float32))
+
+    def never(*arguments):
+        raise AssertionError("the weights are read")
+
+    monkeypatch.setattr("sampled_sae.models.load._read_weights", never)
+    words = ["--steps", "300", "--batch-size", "64", "--d-sae", "96", "--k", "4", "--methods", "batchtopk", "topk"]
+    words += ["--device", "cpu", "--dry-run", "--out", "new"]
+    cli.main(["train", "--model", "model", "--text", "text.txt", "--layer", "0", "2", *words])
+    lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert lines["tokens"].startswith("19,200 in 300 steps of 64")
+    assert lines["SAEs"] == "2 SAEs, d_in 16, at 2 hook points"
+    # Two hook points, two SAEs: weights in 32 bits, then three checkpoints at most, of which one is written.
+    size = 2 * 2 * 4 * (2 * 96 * 16 + 96 + 16)
+    assert lines["disk"].startswith(f"{size / 2**20:.1f} MiB in new, and up to {3 * size / 2**20:.1f} MiB")
+    assert "language model" in lines["time"] and "free" in lines["memory"] and "matrix product" in lines["based on"]
+    cli.main(["train", "acts.npy", *words])
+    assert "; 5,000 are there\nSAEs: 2 SAEs, d_in 24\n" in capsys.readouterr().out
+    assert not (tmp_path / "new").exists()
+    for wrong, line in (("9", "layer = 9: model has 3 layers"), (None, "layer: is missing")):
+        layer = [] if wrong is None else ["--layer", wrong]
+        with pytest.raises(SystemExit):
+            cli.main(["train", "--model", "model", "--text", "text.txt", *layer, *words])
+        assert line in capsys.readouterr().err

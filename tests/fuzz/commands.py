@@ -269,7 +269,7 @@ def _run(root: Path, words: Words, file: str | None, damaged: bytes) -> tuple[An
         if file is not None:
             (copy / file).write_bytes(damaged)
         before = {path for path in copy.rglob("*") if path.is_file()}
-        here = str(Path(__file__).parents[2])
+        package = str(Path(__file__).parents[2])
         try:
             finished = subprocess.run(
                 [sys.executable, "-m", "sampled_sae", *(word.replace("\x00", "") for word in words)],
@@ -279,7 +279,7 @@ def _run(root: Path, words: Words, file: str | None, damaged: bytes) -> tuple[An
                 errors="replace",
                 timeout=LIMIT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": here},
+                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": package},
                 check=False,
             )
         except subprocess.TimeoutExpired:
@@ -287,7 +287,8 @@ def _run(root: Path, words: Words, file: str | None, damaged: bytes) -> tuple[An
         made = sorted(path for path in copy.rglob("sae_weights.safetensors") if path not in before)
         for pattern in ("compared/*.csv", "tables/*.csv", "reported/tables/*.csv", "browser/**/*.js"):
             made += sorted(copy.glob(pattern))
-        return finished, "".join(f"{path.name}{path.read_bytes()!r}" for path in made)
+        here = str(copy).encode()
+        return finished, "".join(f"{path.name}{path.read_bytes().replace(here, b'HERE')!r}" for path in made)
 
 
 def _outcome(finished: Any, made: str) -> tuple[str, str, str]:
