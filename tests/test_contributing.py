@@ -33,7 +33,10 @@ def test_a_training_metric_is_a_field_and_its_declaration():
     assert [metric.name for metric in METRICS][: len(Stats._fields)] == list(Stats._fields)
 
 
+OTHERWISE = ("steps", "seed", "extends")  # set by --tokens or --steps, --seeds and --extend
+
+
 def test_a_setting_of_a_run_is_a_field_and_a_flag():
-    defaults = {item.name: item.default for item in fields(TrainConfig) if item.name not in ("steps", "seed")}
+    defaults = {item.name: item.default for item in fields(TrainConfig) if item.name not in OTHERWISE}
     assert set(defaults) == set(SHARED)
     assert {item.name: item.default for item in fields(Train) if item.name in SHARED} == defaults
