@@ -17,9 +17,9 @@ from sampled_sae.utils.system import available
 LARGEST = {"cuda": 2**21, "cpu": 2**19}  # tokens of a buffer if no number is set; it is filled before the first step
 SMALLEST = 2**17
 SHARE = 1 / 6  # of the free memory, which a buffer takes at most if no number is set
-WORTH_COMPILING = 1.5e11
-"""Tokens times blocks times their width from which on compiled blocks save more than the 6 s of their compilation.
-On an H200 they save 4.5e-11 s for each."""
+WORTH_COMPILING = 3e11
+"""Tokens times blocks times their width from which on compiled blocks save more than the 12 s of their compilation
+(8 s with warm caches). On an H200 they save 4.5e-11 s for each."""
 AT_ONCE = {"cuda": 2**16, "cpu": 2**14}  # tokens in one pass through the model if no number of contexts is set
 
 

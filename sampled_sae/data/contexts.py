@@ -24,6 +24,8 @@ LONGEST = 2**20
 """Characters of a document that are tokenized in one piece: memory must not depend on the longest document."""
 MOST = 2**22
 """Characters that are tokenized at once, to within one piece."""
+GROWTH = 8
+"""A long text is tokenized in larger batches: many cores wait less for the longest document of each."""
 HALVES = re.compile(r"[\ud800-\udfff]")
 """Halves of a surrogate pair: JSON may hold single ones, which are no text and no tokenizer takes."""
 Encode = Callable[[list[str]], list[list[int]]]
@@ -56,7 +58,7 @@ class TextConfig(Config):
     end_of_text: str | None = None
     """Token between two documents; none means <|endoftext|> or <|end_of_text|> if there is one, or else EOS."""
     documents_at_once: Positive = 64
-    """Documents that are tokenized together; the contexts are the same whatever it is."""
+    """Documents that are tokenized together at first, later up to eight times as many; the contexts are the same."""
 
     def check(self) -> None:
         right = f"must leave some of the {self.context} positions of a context"
@@ -94,13 +96,14 @@ def _tokenized(documents: Iterable[str], encode: Encode, end_of_text: int, at_on
 
 
 def _batches(pieces: Iterable[tuple[str, bool]], at_once: int) -> Iterator[list[tuple[str, bool]]]:
-    batch, characters = list[tuple[str, bool]](), 0
+    """Pieces in batches, the first of `at_once`, the next ones twice as many each, up to GROWTH times."""
+    batch, characters, size = list[tuple[str, bool]](), 0, at_once
     for piece in pieces:
         batch.append(piece)
         characters += len(piece[0])
-        if len(batch) == at_once or characters >= MOST:
+        if len(batch) == size or characters >= MOST:
             yield batch
-            batch, characters = [], 0
+            batch, characters, size = [], 0, min(2 * size, GROWTH * at_once)
     if batch:
         yield batch
 

@@ -84,11 +84,12 @@ class DeadPass:
         with torch.cuda.stream(self.stream):
             yield
 
-    def follow(self, out: Tensor, scale: float) -> None:
-        """`out` [B, stride] 16-bit is `scale` times the error of the reconstruction: compute the rest."""
+    def follow(self, out: Tensor, total: Tensor, scale: float) -> None:
+        """`out` [B, stride] 16-bit is `scale` times the error of the reconstruction, `total` [stride] its sum over the
+        tokens: compute the rest."""
         with self._beside():
             f, on_f = self.both
-            share = torch.where(self.any, inverse_spread(out, scale, self.d), 0)
+            share = torch.where(self.any, inverse_spread(out, total, scale, self.d), 0)
             after, squares = remaining_error(out, scale, product(f, self.dec), -2 * self.config.alpha * share, self.d)
             torch.mm(after, self.dec.T, out=on_f)
             self.loss = squares * share
@@ -125,22 +126,24 @@ TOGETHER = OUT_DTYPE
 
 @triton.jit
 def _list(mask, listed, m, size, BLOCK: tl.constexpr):
-    done = 0
-    for first in range(0, m, BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        there = tl.load(mask + i, mask=i < m, other=0).to(tl.int32)
-        to = done + tl.cumsum(there, 0) - 1
-        tl.store(listed + to, i.to(tl.int64), mask=(there > 0) & (to < size))
-        done += tl.sum(there)
-    for first in range(0, size, BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        tl.store(listed + i, tl.zeros([BLOCK], tl.int64) + m, mask=(i >= done) & (i < size))
+    c = tl.arange(0, BLOCK)
+    begin = tl.program_id(0) * BLOCK
+    earlier = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, begin, BLOCK):  # every program counts what comes before its own part
+        earlier += tl.load(mask + first + c).to(tl.int32)
+    there = tl.load(mask + begin + c, mask=begin + c < m, other=0).to(tl.int32)
+    to = tl.sum(earlier) + tl.cumsum(there, 0) - 1
+    tl.store(listed + to, (begin + c).to(tl.int64), mask=(there > 0) & (to < size))
+    if begin + BLOCK >= m:
+        for first in range(tl.sum(earlier) + tl.sum(there), size, BLOCK):
+            tl.store(listed + first + c, tl.zeros([BLOCK], tl.int64) + m, mask=first + c < size)
 
 
 def list_latents(mask: Tensor, size: int) -> Tensor:
     """mask [m] bool with at most `size` latents -> their numbers [size] ascending, then m; without waiting for them."""
+    m, block = len(mask), 2**12
     listed = torch.empty(size, dtype=torch.long, device=mask.device)
-    _list[(1,)](mask.view(torch.uint8), listed, len(mask), size, BLOCK=2**14, num_warps=16)
+    _list[(triton.cdiv(m, block),)](mask.view(torch.uint8), listed, m, size, BLOCK=block, num_warps=8)
     return listed
 
 
@@ -255,10 +258,11 @@ def _spread(out, mean, squares, tokens, d, row, ROWS: tl.constexpr, BLOCK: tl.co
     tl.store(squares + tl.program_id(0), tl.sum(total))
 
 
-def inverse_spread(out: Tensor, scale: float, d: int) -> Tensor:
-    """out [B, stride] = `scale` times the error -> 1 over the error's sum of squares around its mean; 0 for 1 / 0."""
+def inverse_spread(out: Tensor, total: Tensor, scale: float, d: int) -> Tensor:
+    """out [B, stride] = `scale` times the error, its sum over the tokens [stride] -> 1 over the error's sum of squares
+    around its mean; 0 for 1 / 0."""
     tokens = len(out)
-    mean = out.sum(0, dtype=torch.float32) / tokens
+    mean = total / tokens
     squares = torch.empty(triton.cdiv(tokens, ROWS), device=out.device)
     _spread[(len(squares),)](out, mean, squares, tokens, d, out.stride(0), ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS)
     spread = squares.sum() / scale**2

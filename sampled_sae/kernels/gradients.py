@@ -134,13 +134,14 @@ def _sparse_pass(x: Tensor, weights: Parameters, copies: Copies, codes: KeptCode
     errors = decode_error(x, weights.b_dec, copies.W_dec, codes.latent, codes.kept.value, segments, scale)
     out = errors.out
     by_prefix = out.view(len(x), segments.number, -1)
-    if beside is not None:
-        beside.follow(by_prefix[:, -1], scale)  # the error of all latents
+    total = by_prefix[:, 0].sum(0, dtype=torch.float32)
+    if beside is not None:  # for the error of all latents
+        last = total if segments.number == 1 else by_prefix[:, -1].sum(0, dtype=torch.float32)
+        beside.follow(by_prefix[:, -1], last, scale)
     on_value = value_gradient(out, copies.W_dec, codes.latent, segments.list, d)
     rows = gradient_rows(copies.x, out, codes.groups, on_value, d)
     through_encoder = product(rows.b_enc.to(out.dtype)[None], copies.W_enc)[0, :d]
-    on_b_dec = by_prefix[:, 0].sum(0, dtype=torch.float32)[:d] - through_encoder
-    return Pass(rows, errors.last, errors.mean, on_b_dec)
+    return Pass(rows, errors.last, errors.mean, total[:d] - through_encoder)
 
 
 def _pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes, beside: DeadPass | None) -> Pass:
@@ -151,13 +152,14 @@ def _pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes,
     error = x - weights.b_dec - product(codes.f, dec)[:, :d]
     out, scale, energy = torch.zeros_like(copies.x), -2 / len(x), error.square().sum()
     out[:, :d] = error * scale
+    total = out.sum(0, dtype=torch.float32)
     if beside is not None:
-        beside.follow(out, scale)
+        beside.follow(out, total, scale)
     found = latent_rows(codes.f, out @ dec.T, out, copies.x, rows_of(copies.W_enc, latents), d)
     G_enc, G_dec = torch.empty(len(latents), d, device=x.device), torch.empty(len(latents), d, device=x.device)
     slot = torch.full((m,), -1, dtype=torch.int32, device=x.device)
     rows = Rows(G_enc, G_dec, slot, torch.zeros(m, device=x.device), torch.zeros((), device=x.device))
-    done = Pass(rows, energy, energy, out.sum(0, dtype=torch.float32)[:d])
+    done = Pass(rows, energy, energy, total[:d])
     return _with_rows(done, found, weights, latents, first=0)
 
 
