@@ -210,13 +210,14 @@ class Harvest:
         self._stream = torch.cuda.Stream(model.device) if overlap else None
 
     def close(self) -> None:
-        """Let go of activations and of the thread that reads ahead."""
+        """Let go of activations and of the threads that read ahead; a later round may still be needed."""
         self._round, self._ahead = (-1, {}), None
-        if self._worker is not None and self._reader is not None:
-            for pool in (self._worker, self._reader):
-                pool.shutdown(wait=True, cancel_futures=True)
-            # A later round may still be needed.
-            self._worker, self._reader = ThreadPoolExecutor(1, "harvest"), ThreadPoolExecutor(1, "tokenize")
+        if self._worker is not None:
+            self._worker.shutdown(wait=True, cancel_futures=True)
+            self._worker = ThreadPoolExecutor(1, "harvest")
+        if self._reader is not None:
+            self._reader.shutdown(wait=True, cancel_futures=True)
+            self._reader = ThreadPoolExecutor(1, "tokenize")
         self._held = {}
 
     def _hold_out(self, wanted: int) -> Block:
