@@ -18,10 +18,11 @@ class Synthetic:
 
     out: Path
     """Folder for the results, the page, the SAEs, the log and the checkpoints."""
-    preset: Literal["demo", "paper", "paper-table", "paper-table-p20", "paper-finite"] = "demo"
+    preset: Literal["demo", "paper", "paper-table", "paper-table-p20", "paper-finite", "synthsaebench"] = "demo"
     """demo: minutes on a laptop; paper: as the paper states it; paper-table: fresh samples, three seeds, for a GPU;
-    paper-table-p20: the same with p = 0.20 for frequent features; paper-finite: 10,000 samples and 65,536 latents. The
-    flags below replace its values; when unset, they are the preset's."""
+    paper-table-p20: the same with p = 0.20 for frequent features; paper-finite: 10,000 samples and 65,536 latents;
+    synthsaebench: data after the specification of SynthSAEBench-16k, 20M samples. The flags below replace its values;
+    when unset, they are the preset's."""
     seeds: tuple[int, ...] | None = None
     """Seeds; each SAE is trained once with each."""
     scores: tuple[str, ...] | None = None

@@ -85,6 +85,8 @@ class SyntheticData(Endless):
     noise_std is the standard deviation of the noise on each coordinate.
     """
 
+    names = BUCKETS
+
     def __init__(self, config: SyntheticConfig, device: torch.device | str = "cpu") -> None:
         self.config = config
         self.device = torch.device(device)

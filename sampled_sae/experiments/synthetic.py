@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sampled_sae import api
 from sampled_sae.config import first_difference, write_file
-from sampled_sae.data.synthetic import BUCKETS, PRESETS, SyntheticConfig, SyntheticData
+from sampled_sae.data.synth_sae_bench import SynthSAEBench, SynthSAEBenchConfig
+from sampled_sae.data.synthetic import PRESETS, SyntheticConfig, SyntheticData
 from sampled_sae.evals.similarity.matching import activation_fidelity, bucket_recovery, match
 from sampled_sae.method import presets
 from sampled_sae.method.config import AuxKConfig, Fraction, Multiplier, OptimizerConfig, PoolConfig, Released, SAEConfig
@@ -117,7 +120,7 @@ def improved(cells: dict[str, Cell]) -> list[Cell]:
 class Experiment:
     """Data, sizes and training of one run of the experiment."""
 
-    data: SyntheticConfig  # the features and their distribution
+    data: SyntheticConfig | SynthSAEBenchConfig  # the features and their distribution
     d_sae: int  # latents of each SAE
     k: int  # mean active latents per sample, K
     steps: int  # optimizer steps
@@ -173,6 +176,16 @@ EXPERIMENTS: dict[str, Experiment] = {
     # The paper's text instead of its table: p = 0.20 for frequent features, L0 113.
     "paper-table-p20": replace(_TABLE, data=PRESETS["p-20"]),
     # Memorization: FVE on the 10,000 training samples beside that on fresh ones, with the paper's number of latents.
+    # Numbers beside those of SynthSAEBench: its data and its SAEs of 4,096 latents, with a tenth of its 200M samples.
+    "synthsaebench": Experiment(
+        data=SynthSAEBenchConfig(),
+        d_sae=4096,
+        k=25,
+        steps=20_000,
+        batch_size=1024,
+        seeds=(0, 1, 2),
+        multipliers=(5, 30, 100),
+    ),
     "paper-finite": replace(_TABLE, d_sae=65_536, samples=10_000, extended=False),
 }
 
@@ -208,7 +221,7 @@ def run(
     """Train the whole grid, measure every SAE, write and return `out`/results.json."""
     require_packages()
     place = usable_device(device)
-    data = SyntheticData(experiment.data, device=place)
+    data = open_data(experiment.data, place)
     cells = grid(experiment)
     configs = [
         replace(cell.config, seed=seed, name=f"{cell.name}-s{seed}") for cell in cells for seed in experiment.seeds
@@ -251,6 +264,11 @@ def run(
     return results
 
 
+def open_data(config: SyntheticConfig | SynthSAEBenchConfig, device: torch.device) -> SyntheticData | SynthSAEBench:
+    """The data of a configuration."""
+    return SyntheticData(config, device) if isinstance(config, SyntheticConfig) else SynthSAEBench(config, device)
+
+
 def require_packages() -> None:
     """Refuse to start without a package that is needed at the end."""
     for name in ("scipy", "plotly"):
@@ -269,7 +287,7 @@ def show(results: dict[str, Any], out: Path) -> None:
 class Measurement:
     """Measures SAEs against the features that the data is really made of."""
 
-    def __init__(self, data: SyntheticData, experiment: Experiment):
+    def __init__(self, data: SyntheticData | SynthSAEBench, experiment: Experiment):
         self.data, self.batch_size = data, experiment.batch_size
         n = min(experiment.heldout, experiment.samples or experiment.heldout)
         self.train = data.batch(0, n) if experiment.samples is None else data.fixed(experiment.samples)
@@ -292,7 +310,8 @@ class Measurement:
             "l0_ema": average and average.l0,
             "dead": float((trained.frequency == 0).double().mean()),
             "ever_pooled": sae.cfg.metadata["training"]["ever_pooled"],
-            "recovery": bucket_recovery(matching.similarity, self.data.bucket, BUCKETS),
+            "recovery": bucket_recovery(matching.similarity, self.data.bucket, self.data.names),
+            "mcc": float(matching.similarity[matching.latent >= 0].mean()),
             "fidelity": fidelity,
             "seconds": sae.cfg.metadata["training"]["seconds"],
         }

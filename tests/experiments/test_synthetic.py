@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sampled_sae import cli
+from sampled_sae.data.synth_sae_bench import SynthSAEBenchConfig
 from sampled_sae.data.synthetic import BUCKETS, SyntheticConfig
 from sampled_sae.experiments import synthetic
 from sampled_sae.experiments.synthetic import EXPERIMENTS, Experiment, grid, merge, run
@@ -58,6 +59,18 @@ def test_presets_of_the_protocol():
     assert EXPERIMENTS["paper-table-p20"].data.p_high == 0.2
     finite = EXPERIMENTS["paper-finite"]
     assert (finite.samples, finite.d_sae, len(finite.seeds)) == (10_000, 65_536, 3)
+
+
+def test_the_benchmarks_data_in_the_experiment(tmp_path):
+    data = SynthSAEBenchConfig(d=16, features=60, roots=3, branching=2, depth=2, orthogonalization=5, rank=2)
+    tiny = replace(TINY, data=data, steps=60, only=("BatchTopK",))
+    found = run("tiny", tiny, tmp_path / "run", device="cpu", progress=False)
+    (sae,) = found["saes"]
+    assert set(sae["recovery"]) == {"roots", "depth 1", "depth 2", "outside"} and 0 < sae["mcc"] <= 1
+    assert found["data"]["config"]["roots"] == 3
+    synthetic.show(found, tmp_path / "run")
+    assert "depth 2" in (tmp_path / "run" / "index.html").read_text()
+    assert EXPERIMENTS["synthsaebench"].data == SynthSAEBenchConfig()
 
 
 def test_a_finite_sample_is_memorized(tmp_path):
