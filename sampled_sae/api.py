@@ -14,12 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
-from torch import Tensor
 
 from sampled_sae.formats.hub import local
 from sampled_sae.sae import SAE
@@ -28,9 +26,10 @@ from sampled_sae.utils.errors import UserError
 if TYPE_CHECKING:
     from sampled_sae.browser.collect import BrowseConfig
     from sampled_sae.browser.neuronpedia import NeuronpediaConfig
+    from sampled_sae.browser.session import Browser
     from sampled_sae.config import Config
     from sampled_sae.data.harvest import ModelActivations
-    from sampled_sae.data.text import Text, TextList, TextSource
+    from sampled_sae.data.text import Text
     from sampled_sae.evals.session import Request
     from sampled_sae.evals.similarity.evaluate import Comparison
     from sampled_sae.evals.similarity.members import SimilarityConfig
@@ -303,15 +302,6 @@ def report(
     return write_report([local(folder) for folder in _listed(folders)], Path(out), model, layer, figures)
 
 
-class Browser(NamedTuple):
-    """The page of an SAE's latents."""
-
-    page: Path  # its index.html
-    summary: str  # how many latents fire and are explained
-    notes: list[str]  # what is missing on it, and why
-    neuronpedia: Path | None = None  # folder of the batch files for Neuronpedia, if they were written
-
-
 def browse(
     sae: SAE | PathLike,
     model: LanguageModel | PathLike | None,
@@ -337,54 +327,27 @@ def browse(
     nearest latents are shown, `comparison` the folder of a comparison that lists the unique latents. With
     `neuronpedia`, a folder, the same numbers are written there as batch files for Neuronpedia, named by `export`.
     """
-    from sampled_sae.browser.collect import BrowseConfig
-    from sampled_sae.browser.neuronpedia import NeuronpediaConfig, write_neuronpedia
-    from sampled_sae.browser.write import make_page, write_browser
+    from sampled_sae.browser.session import browse_sae
     from sampled_sae.config import require
     from sampled_sae.data.text import as_text
-    from sampled_sae.evals.results import read_unique
-    from sampled_sae.evals.session import layer_of, named
-    from sampled_sae.models import load
-    from sampled_sae.models.language_model import LanguageModel
-    from sampled_sae.utils.files import check_writable
-    from sampled_sae.utils.progress import Stages
-    from sampled_sae.utils.system import usable_device
 
     require(tokens >= 1, "tokens", tokens, "must be at least 1")
     source = as_text(text)
     source.documents()  # reports a missing text before the model is loaded
-    place, settings, bars = usable_device(device), config or BrowseConfig(), Stages()
     with _on_disk([sae] if other is None else [sae, other]) as folders:
-        loaded, second = SAE.load(folders[0], place), None if other is None else SAE.load(folders[1], place)
-        name = named(loaded.cfg, "model_name", model, "model", folders[0])
-        position = layer_of(loaded.cfg, _hook_point(layer, hook), folders[0])
-        listed = None if comparison is None else Path(comparison)
-        if listed is not None:
-            read_unique(listed, folders[0], loaded.d_sae)
-        for folder in (out, *([] if neuronpedia is None else [neuronpedia])):
-            check_writable(Path(folder))
-        read = name if isinstance(name, LanguageModel) else load.load_model(name, place, dtype, [position])
-        try:
-            contexts = _first_contexts(loaded, read, source, tokens, context)
-            page = make_page(
-                *(loaded, read, read.where(position), contexts, settings),
-                text=source.name,
-                other=second,
-                comparison=listed,
-                progress=bars,
-            )
-            index = write_browser(page, read.tokenizer, Path(out), bars)
-            names, batches = export or NeuronpediaConfig(), None
-            if neuronpedia is not None:
-                batches = write_neuronpedia(page, loaded, read, Path(neuronpedia), names)
-        except torch.cuda.OutOfMemoryError:
-            sizes = f"contexts_at_once = {settings.contexts_at_once}, tokens_at_once = {settings.tokens_at_once}"
-            raise UserError(f"{sizes}: out of GPU memory; lower them") from None
-        finally:
-            bars.close()
-    live = int((page.browsed.firings.fired > 0).sum())
-    fire = f"{live:,} of {loaded.d_sae:,} latents fire in {page.browsed.read:,} tokens"
-    return Browser(index, f"{fire}; {len(page.meanings):,} are explained", page.about["notes"], batches)
+        return browse_sae(
+            *(folders[0], model, source, Path(out)),
+            tokens=tokens,
+            context=context,
+            position=_hook_point(layer, hook),
+            other=None if other is None else folders[1],
+            comparison=None if comparison is None else Path(comparison),
+            config=config,
+            neuronpedia=None if neuronpedia is None else Path(neuronpedia),
+            export=export,
+            device=device,
+            dtype=dtype,
+        )
 
 
 def push(
@@ -434,21 +397,6 @@ def _on_disk(saes: SAEs) -> Iterator[list[Path]]:
                 folders.append(item.save(Path(place) / f"{number:03d}" / (name or f"sae-{number}")))
                 item.folder = own  # the temporary one disappears
         yield folders
-
-
-def _first_contexts(sae: SAE, model: LanguageModel, text: TextSource | TextList, tokens: int, length: int) -> Tensor:
-    """The text's first contexts [n, length]; all of them where they have fewer than `tokens` tokens."""
-    from sampled_sae.data.contexts import TextConfig, contexts
-
-    bos = sae.cfg.metadata.get("prepend_bos")
-    cut = TextConfig(length, model.bos if bos is None else bool(bos))
-    count = -(-tokens // length)
-    found = list(islice(contexts(text.documents(), model.tokenizer, cut), count))
-    if not found:
-        raise UserError(f"context = {length}: the text has no context of so many tokens")
-    if len(found) < count:
-        print(f"tokens = {tokens:,}: the text holds {len(found) * length:,}; all of them are read", file=sys.stderr)
-    return torch.stack(found)
 
 
 def require_package(name: str, extra: str) -> None:

@@ -11,6 +11,7 @@ import sampled_sae as ss
 from sampled_sae.browser.collect import BrowseConfig, collect
 from sampled_sae.browser.latents import TOP
 from sampled_sae.browser.neuronpedia import NeuronpediaConfig
+from sampled_sae.browser.session import first_contexts
 from sampled_sae.cli import main
 from sampled_sae.evals.results import save_explanations
 from tests.cli.test_browse import M, make_sae
@@ -102,7 +103,7 @@ def test_every_line_has_neuronpedias_columns(made):
 def test_numbers_are_the_browsers(made):
     place, sae = made
     folder, model = place / "np" / "tiny-model" / "1-my-sae", ss.load_model(place / "Tiny.Model", "cpu")
-    contexts = ss.api._first_contexts(sae, model, ss.data.text.TextSource(str(place / "text.jsonl")), 640, 16)
+    contexts = first_contexts(sae, model, ss.data.text.TextSource(str(place / "text.jsonl")), 640, 16)
     browsed = collect(sae, model, 1, contexts, BrowseConfig(near=3))
     activations = read(folder, "activations")
     for row in read(folder, "features"):
