@@ -138,13 +138,15 @@ class ModelActivations(ActivationSource):
         return ModelOrigin(self.model.name, str(self.model.dtype).removeprefix("torch."), self.text, self.config)
 
     def as_begun(self, record: Mapping[str, Any]) -> ModelActivations:
-        """The buffer's size and order as in the record of a run or cache, where the settings leave them open."""
-        if "buffer_tokens" not in record:
+        """The buffer's order as in the record of a run or cache, if it is not set, and its size, if that is no larger
+        than what is set: a run holds no more than its steps need, and an extension has more of them."""
+        config, size = self.config, record.get("buffer_tokens")
+        if not isinstance(size, int):
             return self
-        config = self.config
-        size = config.buffer_tokens or record["buffer_tokens"]
         rolling = record.get("rolling", False) if config.rolling == "auto" else config.rolling
-        return replace(self, config=replace(config, buffer_tokens=size, rolling=rolling))
+        return replace(
+            self, config=replace(config, buffer_tokens=min(config.buffer_tokens or size, size), rolling=rolling)
+        )
 
     @property
     def cache_batch(self) -> int:

@@ -366,3 +366,15 @@ def test_a_run_keeps_the_buffer_that_it_began_with(model, tmp_path, monkeypatch)
         train("new", 400, resume=True, buffer_tokens=200)
     with pytest.raises(ss.UserError, match="rolling was None and is now True"):
         train("old", 400, resume=True, rolling=True)
+
+
+def test_a_run_with_a_large_buffer_is_extended(model, tmp_path):
+    """Its record has the tokens that its steps needed, an extension has more steps."""
+    source = model_activations(model, list(documents(600)), 1, context=20, buffer_tokens=10_000, progress=False)
+    common = {"batch_size": 30, "progress": False, "device": "cpu", "out": tmp_path, "heldout_tokens": 40}
+    ss.train(source, ss.batchtopk(64, 4), steps=5, **common)
+    size = read_json(tmp_path / "run.json")["source"]["buffer_tokens"]
+    assert size < 10_000
+    ss.train(source, ss.batchtopk(64, 4), steps=12, extends=5, resume=True, **common)
+    record = read_json(tmp_path / "run.json")
+    assert record["finished"] and record["source"]["buffer_tokens"] == size and record["config"]["train"]["steps"] == 12
