@@ -17,7 +17,8 @@ from sampled_sae.experiments.stages import words
 from sampled_sae.method.config import AuxKConfig, InitConfig, OptimizerConfig, SAEConfig, ThresholdConfig
 from sampled_sae.method.presets import DEFAULT_METHODS, PAPER_INIT, PAPER_OPTIMIZER, parse_methods
 from sampled_sae.sae import SAE
-from sampled_sae.training.run import InputNorm, TrainConfig
+from sampled_sae.training.heldout import InputNorm
+from sampled_sae.training.run import TrainConfig
 from sampled_sae.utils.errors import UserError
 
 IN_CONFIGS = ("d_sae", "k", "methods", "optimizer", "init", "auxk", "threshold")

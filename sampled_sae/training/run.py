@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -21,13 +20,11 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.rate import as_begun, summary, with_lr
 from sampled_sae.sae import SAE
 from sampled_sae.training import checkpoint
-from sampled_sae.training.heldout import by_threshold, calibrated_threshold
+from sampled_sae.training.heldout import InputNorm, by_threshold, calibrated_threshold, fingerprint, input_scale
 from sampled_sae.training.learner import Learner, Stats
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import remove_leftovers
 from sampled_sae.utils.system import git_commit, versions
-
-InputNorm = Literal["sqrt_d_in", "one", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,18 +391,3 @@ class Run:
     def _folder(self, config: SAEConfig) -> Path:
         assert self.out is not None
         return self.out / "saes" / str(config.name)
-
-
-def fingerprint(x: Tensor) -> str:
-    """A short digest of the first 256 rows of x [n, d_in], to tell activations apart."""
-    return hashlib.sha256(x[:256].float().cpu().numpy().tobytes()).hexdigest()[:16]
-
-
-def input_scale(x: Tensor, norm: InputNorm) -> float:
-    """c such that the rows of x / c, for x [n, d_in], have the given root mean square norm; 1 for no rows."""
-    if norm == "none" or not len(x):
-        return 1.0
-    c = float(x.double().square().sum(dim=1).mean().sqrt())
-    if c == 0:
-        raise UserError("activations are all zero: there is nothing to train on")
-    return c / math.sqrt(x.shape[1]) if norm == "sqrt_d_in" else c
