@@ -18,7 +18,7 @@ from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.reporting.pages import render, trusted
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import make_folder, new_folder, write_text
+from sampled_sae.utils.files import make_folder, new_folder, remove_leftovers, write_text
 from sampled_sae.utils.measures import shown
 
 CODE = ("data.js", "marks.js", "table.js", "latent.js", "browse.js")
@@ -42,7 +42,8 @@ def write_browser(page: Page, tokenizer: Any, out: Path, progress: Progress | No
     The data is complete in a folder of its own before the page that names it replaces an older one. Only then is the
     older one's data removed; nothing else in `out` is touched.
     """
-    make_folder(out)
+    remove_leftovers(make_folder(out), "data-*")
+    remove_leftovers(out, "index.html")
     report = progress or (lambda what, done, total: None)
     files = data_files(page, tokenizer)
     name, text = next(files)

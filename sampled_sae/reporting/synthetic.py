@@ -46,6 +46,8 @@ def load_results(path: Path) -> dict[str, Any]:
     saes, data = results.get("saes"), results.get("data", {})
     if not isinstance(saes, list) or not all(isinstance(sae, dict) and "name" in sae for sae in saes):
         raise UserError(f"{path}: not the results of a synthetic experiment")
+    if not all(isinstance(sae.get("seed"), int | None) for sae in saes):
+        raise UserError(f"{path}: saes: a seed must be a whole number")
     if not isinstance(results.get("train", {}), dict):
         raise UserError(f"{path}: train: must be an object with named fields")
     parts = data.get("buckets", []) if isinstance(data, dict) else None

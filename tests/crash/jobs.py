@@ -1,4 +1,4 @@
-"""Small jobs that are disturbed: training, caching, evaluation. Each continues where it was stopped."""
+"""Small jobs that are disturbed: training, caching, evaluation, a page. Each continues where it was stopped."""
 
 from __future__ import annotations
 
@@ -61,7 +61,15 @@ def evaluate(out: Path) -> None:
     ss.evaluate([out], model(), [config], text=text(), out=out / "evals", layer=1, device="cpu")
 
 
-JOBS: dict[str, Callable[[Path], None]] = {"train": train, "cache": write, "eval": evaluate}
+def browse(out: Path) -> None:
+    """The page of an SAE, which is trained first where it is missing."""
+    train(out)
+    ss.browse(
+        out / "saes" / "batchtopk-s0", model(), text(), out / "page", tokens=160, context=16, layer=1, device="cpu"
+    )
+
+
+JOBS: dict[str, Callable[[Path], None]] = {"train": train, "cache": write, "eval": evaluate, "browse": browse}
 
 
 def contents(out: Path) -> dict[str, Any]:

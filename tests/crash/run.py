@@ -157,7 +157,7 @@ def run(kills: int, others: int, jobs: list[str], seed: str = "0") -> int:
     """That many kills, and that many disturbances of each other way; returns the number of failures."""
     torch.set_num_threads(1)
     begin, draw, failures = time.monotonic(), random.Random(seed), 0
-    if "eval" in jobs:
+    if {"eval", "browse"} & set(jobs):
         model(), text()  # once, not in each process
     for job in jobs:
         with tempfile.TemporaryDirectory() as temporary:

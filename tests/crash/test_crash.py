@@ -12,6 +12,7 @@ def test_disturbed_jobs_end_in_one_line_and_continue_to_the_same_files(job, caps
 
 
 CASES = [("cache", "kill", 7), ("cache", "read-only", 8), ("eval", "vanish", 124)]
+CASES += [("browse", "kill", 130)]
 CASES += [("eval", "kill", at) for at in (136, 154, 168)]
 
 

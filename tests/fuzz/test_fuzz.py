@@ -62,6 +62,7 @@ CASES = [
     ("merge", "one/results.json", "type", field("saes", 0, value=True)),
     ("merge", "two/log.jsonl", "syntax", lambda text: text + b"\xc0\n"),
     ("synthetic", "results.json", "type", field("data", value="x")),
+    ("synthetic", "results.json", "type", field("saes", 0, "seed", value=[[]])),
     ("synthetic", "results.json", "type", field("train", value=1e308)),
     ("synthetic", "results.json", "type", field("data", "buckets", 3, "features", value="many")),
     ("synthetic", "results.json", "type", field("data", "buckets", 0, "name", value={"a": None})),
