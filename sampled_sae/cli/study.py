@@ -43,12 +43,13 @@ class StudyCommand:
 
     def run(self) -> None:
         from sampled_sae.experiments import study
+        from sampled_sae.experiments.design import load_study, plan
 
-        declared = study.load_study(self.design)
+        declared = load_study(self.design)
         if self.do == "plan":
-            for name, saes, minutes in study.plan(declared):
+            for name, saes, minutes in plan(declared):
                 print(f"{name:12} {saes:4} SAEs  {minutes:5.1f} min")
-            total = [sum(values) for values in zip(*(row[1:] for row in study.plan(declared)), strict=True)]
+            total = [sum(values) for values in zip(*(row[1:] for row in plan(declared)), strict=True)]
             print(f"{'training':12} {total[0]:4.0f} SAEs  {total[1]:5.1f} min")
         elif self.do == "run":
             texts = study.given_texts(self.train_text, self.select_text, self.report_text)

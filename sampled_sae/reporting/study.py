@@ -123,6 +123,7 @@ METRICS: dict[str, Compared] = {
     "absorption_f1": Compared("F1 of main latents", "absorption", "high", 0.02, units=True),
     "over_10_percent": Compared("latents over 10%", "core", None, 0.0005, digits=5),
     "over_1_percent": Compared("latents over 1%", "core", None, 0.005),
+    "middle_firings": Compared("firings of latents at 0.1% to 10%", "core", None, 0.02),
     "alive": Compared("live latents", "core", "high", 0.02),
 }
 GOAL = ("fvu", "ce_recovered", "probing_1", "probing_5", "absorption")

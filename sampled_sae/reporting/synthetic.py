@@ -35,6 +35,7 @@ MEANINGS = {
     "Ever pooled": "Share of latents that were in a candidate pool at least once during training.",
     "LF+HA to HF+LA": "Share of the bucket's true features matched one to one with a latent at |cosine| >= 0.7.",
     "All features": "The same share, over the features of all buckets.",
+    "MCC": "Mean |cosine| of latents and true features matched one to one, as in SynthSAEBench.",
     "Fidelity": "Correlation of learned and true firing frequency over all matched pairs, including poor matches.",
     "Seconds": "Training time of the whole run, divided by its number of SAEs.",
 }
@@ -134,6 +135,7 @@ def columns(results: dict[str, Any]) -> dict[Key, Column]:
         "ever_pooled": Column("ever pooled", 2),
         **{("recovery", name): Column(name, 2, "high", brief=name.replace("+", "+\n", 1)) for name in names},
         "recovered": Column("all features", 3, "high"),
+        "mcc": Column("MCC", 3, "high"),
         "fidelity": Column("fidelity", 2, "high", brief="fide-\nlity"),
         "seconds": Column("seconds", 1),
     }

@@ -8,7 +8,8 @@ import torch
 
 from sampled_sae import cli
 from sampled_sae.experiments import study
-from sampled_sae.experiments.study import Material, load_study, plan, run_study, runs_of
+from sampled_sae.experiments.design import load_study, plan, runs_of
+from sampled_sae.experiments.study import Material, run_study
 from sampled_sae.reporting.study import read_rows
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError

@@ -37,7 +37,7 @@ def core(fvu: float | None = 0.2, alive: int = 60, **loss: float) -> dict[str, A
     near = Fidelity(100, estimate(fvu), estimate(0.7), estimate(4.0), estimate(0.9), estimate(0.95))
     histogram = [0] * 28
     histogram[20], histogram[24] = alive // 2, alive - alive // 2
-    density = Density(estimate(0.05), estimate(0.5), alive / M, M - alive, histogram, EDGES)
+    density = Density(estimate(0.05), estimate(0.5), alive / M, M - alive, histogram, EDGES, 0.6)
     numbers = dict.fromkeys(Loss._fields, 1.0) | {"ce_recovered": 0.9, "kl_recovered": 0.8} | loss
     found = Loss(**{name: estimate(value) for name, value in numbers.items()})
     trained = Trained(100, estimate(fvu), estimate(4.0))
@@ -56,7 +56,11 @@ def probing(accuracy: float = 0.8) -> dict[str, Any]:
 
 def absorption(fraction: float | None = 0.1, why: str | None = None) -> dict[str, Any]:
     spread = None if fraction is None else Spread(fraction, 0.01)
-    numbers = {"usable_letters": 22, "not_evaluable": why, **dict.fromkeys(("fraction", "full", "splits"), spread)}
+    numbers = {
+        "usable_letters": 22,
+        "not_evaluable": why,
+        **dict.fromkeys(("fraction", "full", "splits", "main_f1"), spread),
+    }
     return plain(filled(AbsorptionResult, **numbers, letters=[], settings=AbsorptionConfig()))
 
 

@@ -40,6 +40,15 @@ class Absorption(Evaluation):
             ("full",),
         ),
         Metric(
+            "absorption_f1",
+            "F1 of main latents",
+            "F1 of probes on the main latents of each letter; where it is low, the absorption fraction means little.",
+            "high",
+            ("main_f1",),
+            null=0.0,
+            brief="F1",
+        ),
+        Metric(
             "absorption_splits",
             "Main latents per letter",
             "Number of latents needed to predict a first letter; 1 where no letter is split.",

@@ -121,6 +121,13 @@ class Core(Evaluation):
             ("density", "over_1_percent"),
             digits=4,
         ),
+        Metric(
+            "middle_firings",
+            "Firings, 0.1% to 10%",
+            "Share of all firings that are of latents which fire on 0.1% to 10% of the tokens.",
+            None,
+            ("density", "middle_firings"),
+        ),
     )
 
     def contexts(self, config: CoreConfig) -> Contexts:

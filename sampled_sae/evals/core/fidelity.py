@@ -42,6 +42,7 @@ class Density(NamedTuple):
     dead: int  # number of latents that never fire; they are not in the histogram
     histogram: list[int]  # latents per density bin; a bin includes its lower edge, the first all below, the last 1
     log10_edges: list[float]  # edges of the bins, one more than there are bins
+    middle_firings: float | None = None  # fraction of all firings by latents that fire on 0.1% to 10% of the tokens
 
 
 class Firing:
@@ -73,8 +74,9 @@ class Firing:
         share = {limit: estimate((count / m).cpu(), self.groups, level) for limit, count in over.items()}
         fired = self.fired.sum(0).cpu()
         alive = fired[fired > 0]
-        counts, edges = histogram(alive.double() / int(self.tokens.sum()))
-        return Density(share[0.1], share[0.01], len(alive) / m, m - len(alive), counts, edges)
+        density = alive.double() / int(self.tokens.sum())
+        middle = float(alive[(density >= 0.001) & (density <= 0.1)].sum() / alive.sum()) if len(alive) else None
+        return Density(share[0.1], share[0.01], len(alive) / m, m - len(alive), *histogram(density), middle)
 
 
 def histogram(density: Tensor) -> tuple[list[int], list[float]]:

@@ -116,6 +116,8 @@ def test_density_is_the_formula(lm, contexts):
     ):
         assert found.over_10_percent.value == float((density > 0.1).double().mean())
         assert found.over_1_percent.value == float((density > 0.01).double().mean())
+        middle = density[(density >= 0.001) & (density <= 0.1)].sum() / density.sum()
+        assert found.middle_firings == pytest.approx(float(middle))
         assert found.alive == float((density > 0).double().mean())
         assert found.dead == int((density == 0).sum()) >= 5
         assert sum(found.histogram) + found.dead == sae.d_sae
