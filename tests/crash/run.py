@@ -146,8 +146,8 @@ def disturb(job: str, way: str, at: int, right: dict[str, Any], again: random.Ra
             return end, f"does not continue ({last}): {text}"
         found = contents(out)
         names = [name for name in {*found, *right} if found.get(name) != right.get(name)]
-        if way == "vanish":  # removed lines of a log are gone
-            names = [name for name in names if not name.endswith("log.jsonl")]
+        if way == "vanish":  # removed lines of a log are gone, and so is the record for a resume from the folder alone
+            names = [name for name in names if not name.endswith(("log.jsonl", "train.json"))]
         if names:
             return end, f"other files: {', '.join(sorted(names)[:5])}"
     return end, ""
