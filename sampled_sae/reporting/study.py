@@ -168,6 +168,16 @@ class Results:
         margin = compared.margin * (abs(statistics.fmean(both[1].values())) if compared.relative else 1)
         return found, found.verdict(margin)
 
+    def without_each(self, setting: str, first: str, second: str, metric: str, **how: Any) -> dict[Any, float]:
+        """The mean difference without each source in turn; positive: the first is better."""
+        both = [self.measured(setting, name, metric, **how) for name in (first, second)]
+        found = {}
+        for source in dict.fromkeys(key[1] for key in both[0] if METRICS[metric].units):
+            kept = [{key: value for key, value in values.items() if key[1] != source} for values in both]
+            if (rest := paired(*kept, clusters=2, better=METRICS[metric].better)) is not None:
+                found[source] = rest.mean
+        return found
+
     def methods(self, setting: str) -> list[str]:
         """The methods that were trained in a setting, in order."""
         return list(dict.fromkeys(row.run.method for row in self.rows if row.run.setting == setting))
@@ -206,16 +216,23 @@ def difference_table(results: Results, setting: str, metric: str, base: str = BA
     """Each method against the base: paired difference, 95% interval, minimum detectable difference, verdict."""
     digits = METRICS[metric].digits
     columns = [Column("method"), Column("difference", digits), Column("95% interval"), Column("MDD", digits)]
-    columns += [Column("p", 4), Column("seeds"), Column("pairs"), Column("verdict")]
+    columns += [Column("p", 4), Column("seeds"), Column("pairs"), Column("without one source"), Column("verdict")]
     rows: list[list[Cell]] = []
     for method in results.methods(setting):
         found = None if method == base else results.difference(setting, method, base, metric, **how)
         if found is not None:
             it, verdict = found
             ends = "-" if it.interval is None else " to ".join(form(end, digits) for end in it.interval)
-            rows.append([method, it.mean, ends, it.detectable, it.p_value, it.clusters[0], it.pairs, verdict])
-    note = f"{METRICS[metric].title} against {base}, positive: better than {base}."
-    return Table(columns, rows, f"difference-{setting}-{metric}", note=note)
+            left = results.without_each(setting, method, base, metric, **how).values()
+            rest = f"{form(min(left), digits)} to {form(max(left), digits)}" if left else "-"
+            facts: list[Cell] = [it.mean, ends, it.detectable, it.p_value, it.clusters[0], it.pairs, rest]
+            rows.append([method, *facts, verdict])
+    side = "better" if METRICS[metric].better else "more"
+    note = f"{METRICS[metric].title} against {base}; positive: {side} than {base}."
+    if any(row[7] != "-" for row in rows):
+        note += " Without one source: the smallest and the largest difference when one source or letter is left out."
+    words = [setting, metric, *(f"{value:g}" if isinstance(value, float) else value for value in how.values())]
+    return Table(columns, rows, "-".join(["difference", *words]), note=note)
 
 
 # ---- claims --------------------------------------------------------------------------------------------
@@ -230,6 +247,7 @@ class Claim(NamedTuple):
     method: str
     expect: Literal["better", "worse", "not worse"]
     against: str = BASE
+    ratio: float | None = None  # least ratio of the two means
 
 
 Outcome = Literal["supported", "refuted", "mixed", "undecided", "not measured"]
@@ -243,6 +261,10 @@ def outcome(results: Results, claim: Claim) -> tuple[Outcome, dict[str, tuple[Di
         return "not measured", found
     holds = {"better", "not worse"} if claim.expect == "not worse" else {claim.expect}
     verdicts = [verdict for _, verdict in found.values()]
+    if verdicts[0] in holds and claim.ratio is not None:
+        first, second = (results.measured(next(iter(found)), m, claim.metric) for m in (claim.method, claim.against))
+        if statistics.fmean(first.values()) < claim.ratio * statistics.fmean(second.values()):
+            return "undecided", found
     if verdicts[0] in holds:
         return ("mixed" if OPPOSITE[claim.expect] in verdicts else "supported"), found
     if verdicts[0] == OPPOSITE[claim.expect]:
@@ -296,14 +318,17 @@ def tables(results: Results, claims: Sequence[Claim], roles: Mapping[str, str]) 
     yield goal_table(results, leading(results.rows, roles), baselines)
     for setting in results.settings:
         yield summary_table(results, setting)
-        for metric in METRICS:
-            table = difference_table(results, setting, metric)
+        asked: list[tuple[str, dict[str, Any]]] = [(metric, {}) for metric in METRICS]
+        asked += [(metric, {"measure": "finalists"}) for metric in ("probing_1", "probing_5")]
+        asked += [("absorption", {"factor": 1.0})]  # at the common learning rate
+        for metric, how in asked:
+            table = difference_table(results, setting, metric, **how)
             if table.rows:
                 yield table
 
 
 def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.Figure | None:
-    """Paired differences to the base with their 95% intervals; the band is the metric's margin. None without any."""
+    """Paired differences to the base with their 95% intervals; None where no method has an interval."""
     found = [
         (m, d[0]) for m in results.methods(setting) if m != base and (d := results.difference(setting, m, base, metric))
     ]
@@ -311,7 +336,8 @@ def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.
     if not shown:
         return None
     names, differences = [method for method, _ in shown], [it for _, it in shown]
-    title = f"{METRICS[metric].title}: difference to {base} (right: better)"
+    side = "better" if METRICS[metric].better else "more"
+    title = f"{METRICS[metric].title}: difference to {base} (right: {side})"
     figure = base_figure(60 + 24 * len(names), {"title": {"text": title}}, {"autorange": "reversed"}, {"r": 16})
     half = [(it.interval[1] - it.interval[0]) / 2 for it in differences if it.interval is not None]
     bars = {"type": "data", "array": half, "color": INK, "thickness": 1.5}

@@ -70,6 +70,8 @@ def test_differences_are_paired_and_judged(results):
     assert by_method["good"][5:7] == [3, 3]
     probing = {row[0]: row for row in difference_table(results, "first", "probing_1").rows}
     assert probing["good"][-1] == "better" and probing["good"][5:7] == [3, 15]
+    low, high = probing["good"][7].split(" to ")
+    assert 0.05 < float(low) <= round(probing["good"][1], 4) <= float(high) < 0.07 and by_method["good"][7] == "-"
     (it, _), keys = results.difference("first", "good", "batchtopk", "probing_1"), UNITS
     assert it.clusters == (3, len(set(keys.values())))
 
@@ -80,6 +82,8 @@ def test_claims(results):
     assert outcome(results, claim("same", "not worse"))[0] == "supported"
     assert outcome(results, claim("same", "better"))[0] == "undecided"
     assert outcome(results, claim("absent", "better"))[0] == "not measured"
+    assert outcome(results, claim("good", "better", "probing_1")._replace(ratio=1.05))[0] == "supported"
+    assert outcome(results, claim("good", "better", "probing_1")._replace(ratio=2))[0] == "undecided"
     turned = Results([*rows(), *rows("second", -1)], {"first": "m", "second": "m"})
     assert outcome(turned, claim("good", "better"))[0] == outcome(turned, claim("bad", "better"))[0] == "mixed"
     table = claims_table(results, [claim("good", "better"), claim("absent", "worse")])
@@ -134,6 +138,7 @@ def test_the_page_keeps_its_text(tmp_path, results):
     added = fill_page(page, made)
     text = page.read_text()
     assert "claims" not in added and "summary-first" in added and "old" not in text
+    assert "difference-first-absorption" in added and "difference-first-absorption-1" in added
     assert text.index("# Answer") < text.index("| H1 |") < text.index("More text.") < text.index("summary-first")
     assert fill_page(page, made) == [] and page.read_text() == text
     fill_page(page, [Table([Column("a")], [["\\1 new"]], "claims")])
