@@ -38,6 +38,8 @@ class StudyCommand:
     """run: stages to run; all when unset."""
     words: int | None = None
     """run: words of absorption; all when unset."""
+    keep: bool = True
+    """run: keep SAEs on disk after they are measured; a later stage trains missing ones again."""
     device: str | None = None
     """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
 
@@ -53,7 +55,9 @@ class StudyCommand:
             print(f"{'training':12} {total[0]:4.0f} SAEs  {total[1]:5.1f} min")
         elif self.do == "run":
             texts = study.given_texts(self.train_text, self.select_text, self.report_text)
-            material = study.Material(*texts, tokens=self.tokens, probing=self.probing, words=self.words)
+            material = study.Material(
+                *texts, tokens=self.tokens, probing=self.probing, words=self.words, keep=self.keep
+            )
             print(study.run_study(declared, material, self.out, self.stages, self.device))
         else:
             for path in study.write_results(declared, self.out, self.page or self.out / "results.md", self.figures):

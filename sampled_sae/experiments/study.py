@@ -9,6 +9,7 @@ stages are used again, and finished measurements are not repeated: results.jsonl
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -64,6 +65,7 @@ class Material:
     finalists: tuple[str, ...] = ("sae-probes",)  # datasets of `finalists`
     words: int | None = None  # words of absorption; none: all
     harvest: dict[str, Any] = field(default_factory=dict)  # further settings of the harvest
+    keep: bool = True  # whether SAEs stay on disk after they are measured; a later stage trains missing ones again
 
 
 def run_study(study: Study, material: Material, out: Path, only: Sequence[str] = (), device: str | None = None) -> Path:
@@ -88,6 +90,8 @@ def run_study(study: Study, material: Material, out: Path, only: Sequence[str] =
                 lines = [line(run, measure, result) for run, result in part.measure(measure, rest)]
                 with path.open("a", encoding="utf-8") as file:
                     file.writelines(lines)
+            if not material.keep:
+                shutil.rmtree(part.folder, ignore_errors=True)
     return path
 
 
@@ -156,6 +160,8 @@ class Part:
             out=self.folder,
             resume=(self.folder / "run.json").exists(),
             keep=False,
+            # A part takes minutes, and the checkpoints of its SAEs more disk space than the SAEs themselves.
+            checkpoint_every=self.study.tokens,
             **({"input_norm": "one"} if paper else {}),
         )
 

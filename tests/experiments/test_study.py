@@ -1,16 +1,18 @@
 """A study on a tiny language model, interrupted and continued; its design, and the project's own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from sampled_sae import cli
+from sampled_sae.evals.absorption.schema import LetterResult
 from sampled_sae.experiments import study
 from sampled_sae.experiments.design import load_study, plan, runs_of
 from sampled_sae.experiments.study import Material, run_study
-from sampled_sae.reporting.study import read_rows
+from sampled_sae.reporting.study import Run, read_rows
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from tests.models.tiny_models import make_model, save
@@ -85,6 +87,15 @@ def test_the_whole_study_continues_where_it_stopped(design, tmp_path, monkeypatc
     size = path.stat().st_size
     run_study(declared, material, out, device="cpu")
     assert path.stat().st_size == size
+    lines = path.read_text().splitlines(keepends=True)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "results.jsonl").write_text("".join(lines[:-1]))
+    run_study(declared, replace(material, keep=False), other, device="cpu")
+    assert (other / "results.jsonl").read_text().splitlines(keepends=True) == lines, (
+        "trained again, with the same result"
+    )
+    assert not list(other.rglob("*.safetensors"))
     page = tmp_path / "results.md"
     page.write_text("# Answer\n\nText.\n")
     study.write_results(declared, out, page)
@@ -138,3 +149,24 @@ def test_texts_and_results_are_needed(design, tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["study", str(design), "--do", "tables", "--out", str(tmp_path)])
     assert "holds no results; run the study first" in capsys.readouterr().err
+
+
+def test_lines_have_single_datasets_and_letters():
+    def letter(name, fraction, why=None, main=(5, 7)):
+        found = LetterResult(name, why, 9, 3, 0.9, [0.25, 0.5, 0.75], [5, 7, 8], list(main), 3, fraction, 0.0, 0, [], 0)
+        return found._asdict()
+
+    letters = [letter("a", 0.125), letter("b", 0.5, main=()), letter("c", None, "too few words")]
+    run = Run("tiny", "topk", 2.0, 1)
+    made = {"letters": letters, "fraction": {"mean": 0.3125, "std": 0.1}, "main_f1": {"mean": 0.25, "std": None}}
+    plain = json.loads(study.line(run, "absorption", made))
+    assert plain["values"] == {"absorption": 0.3125, "absorption_f1": 0.25} and plain["factor"] == 2.0
+    assert plain["units"] == {
+        "a": ["", {"absorption": 0.125, "absorption_f1": 0.5}],
+        "b": ["", {"absorption": 0.5, "absorption_f1": 0.0}],
+    }
+    top = {str(k): {"accuracy": {"mean": 0.5 + k / 10, "std": None}} for k in (1, 2)}
+    dataset = {"name": "sae-probes:hist_fig_ismale", "source": "sae-probes:hist", "summary": {"top": top}}
+    plain = json.loads(study.line(run, "finalists", {"datasets": [dataset], "summary": {"top": top}}))
+    assert plain["units"] == {dataset["name"]: ["sae-probes:hist", {"probing_1": 0.6, "probing_2": 0.7}]}
+    assert plain["values"] == {"probing_1": 0.6, "probing_2": 0.7} and plain["measure"] == "finalists"
