@@ -14,6 +14,7 @@ from sampled_sae.config import read_file
 from sampled_sae.evals import all_metrics, titles
 from sampled_sae.formats import describe, is_sae, sae_of
 from sampled_sae.formats.saelens import saelens_config
+from sampled_sae.method.config import usable_as_folder
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import parse_json, read_json
 from sampled_sae.utils.measures import Metric
@@ -146,12 +147,16 @@ def _run(folder: Path, found: Found) -> Run:
 def _unfinished(run: Run, folder: Path) -> list[Saved]:
     """The SAEs of an unfinished run: their settings and curves are known."""
     origin, saes = part(run.record, "source"), folder / "saes"
-    configs = {str(config.get("name")): config for config in dicts(part(run.record, "config"), "saes")}
+    configs = {str(config["name"]): config for config in dicts(part(run.record, "config"), "saes") if _named(config)}
     return [
         Saved(saes / name, name, config, origin, None, config.get("d_sae"), {}, run, False)
         for name, config in configs.items()
         if not _is_sae(saes / name)
     ]
+
+
+def _named(config: dict[str, Any]) -> bool:
+    return isinstance(name := config.get("name"), str) and usable_as_folder(name)
 
 
 def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def read(folder: Path) -> Any:
     if len(found) != 1:
         raise ss.UserError(f"{folder}: {len(found)} SAEs")
     sae = ss.SAE.load(found[0])
-    assert describe(found[0]) == sae.cfg
+    # The prefixes may be in the file of the weights alone, which a description does not read.
+    assert replace(describe(found[0]), prefixes=sae.cfg.prefixes) == sae.cfg
     x = torch.ones(3, sae.d_in)
     member = open_member(found[0])
     return sae.cfg, sae.state_dict(), sae.encode(x), sae(x), (member.latents, member.width)

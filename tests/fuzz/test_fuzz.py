@@ -59,6 +59,8 @@ CASES = [
     ("explanations", "evals/explanations.json", "value", field("latents", "3", "score", value=10**400)),
     ("report", f"saes/{FIRST}/evals/core.json", "value", field("result", "density", "dead", value=10**400)),
     ("report", f"saes/{FIRST}/sampled_sae.json", "type", field("metadata", "training", "batch_size", value=[0, 1])),
+    ("collect", "run.json", "type", field("config", "saes", 1, "name", value=list(range(100)))),
+    ("dictionary_learning matryoshka", "config.json", "type", field("trainer", "group_sizes", value=None)),
     ("merge", "one/results.json", "type", field("saes", 0, value=True)),
     ("merge", "two/log.jsonl", "syntax", lambda text: text + b"\xc0\n"),
     ("synthetic", "results.json", "type", field("data", value="x")),
