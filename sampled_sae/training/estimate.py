@@ -59,7 +59,7 @@ def estimate(
     nearest = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
     free, passes = available(device), "" if tokens_there is None else f"; {tokens_there:,} are there"
     parts = "" if reading is None else f" ({clock(trained)} for the SAEs, {clock(read)} for the language model)"
-    kinds = f"{len(configs)} SAEs, d_in {d_in}" + (f", at {streams} hook points" if streams > 1 else "")
+    kinds = f"{len(configs)}, d_in {d_in}" + (f", at {streams} hook points" if streams > 1 else "")
     return [
         f"tokens: {steps * size:,} in {steps:,} steps of {size:,}, up to {shared.heldout_tokens:,} held out{passes}",
         f"SAEs: {kinds}",

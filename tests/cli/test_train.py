@@ -211,13 +211,13 @@ def test_a_dry_run_estimates_without_weights(tmp_path, monkeypatch, capsys):
     cli.main(["train", "--model", "model", "--text", "text.txt", "--layer", "0", "2", *words])
     lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     assert lines["tokens"].startswith("19,200 in 300 steps of 64")
-    assert lines["SAEs"] == "2 SAEs, d_in 16, at 2 hook points"
+    assert lines["SAEs"] == "2, d_in 16, at 2 hook points"
     # Two hook points, two SAEs: weights in 32 bits, then three checkpoints at most, of which one is written.
     size = 2 * 2 * 4 * (2 * 96 * 16 + 96 + 16)
     assert lines["disk"].startswith(f"{size / 2**20:.1f} MiB in new, and up to {3 * size / 2**20:.1f} MiB")
     assert "language model" in lines["time"] and "free" in lines["memory"] and "matrix product" in lines["based on"]
     cli.main(["train", "acts.npy", *words])
-    assert "; 5,000 are there\nSAEs: 2 SAEs, d_in 24\n" in capsys.readouterr().out
+    assert "; 5,000 are there\nSAEs: 2, d_in 24\n" in capsys.readouterr().out
     assert not (tmp_path / "new").exists()
     for wrong, line in (("9", "layer = 9: model has 3 layers"), (None, "layer: is missing")):
         layer = [] if wrong is None else ["--layer", wrong]
