@@ -106,9 +106,9 @@ class Sweep:
         return state
 
     @contextmanager
-    def locked(self, name: str, wait: float = WAIT) -> Iterator[None]:
+    def locked(self, name: str) -> Iterator[None]:
         """Hold the lock of a job; a one-line error if another process does."""
-        with alone_in(self.path(name), wait):
+        with alone_in(self.path(name), WAIT):
             remove_leftovers(self.path(name), "job.json")
             yield
 

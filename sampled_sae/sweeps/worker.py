@@ -106,16 +106,21 @@ def _activations(sweep: Sweep, job: Job, model: Any) -> Any:
 
 
 class Notes(Callback):
-    """Notes in job.json how far the training is, every few seconds."""
+    """Notes in job.json how far the training is, every few seconds and at checkpoints."""
 
     def __init__(self, sweep: Sweep, job: Job, zero: float):
         self.sweep, self.job, self.zero, self.noted = sweep, job, zero, 0.0
 
     def on_batch(self, run: Run, step: int, x: Tensor) -> None:
-        now = time.monotonic()
-        if now - self.noted > EVERY:
-            self.noted = now
-            self.sweep.update(self.job.name, step=step, seconds=now - self.zero)
+        if time.monotonic() - self.noted > EVERY:
+            self._note(step)
+
+    def on_checkpoint(self, run: Run, step: int, folder: Path) -> None:
+        self._note(step)
+
+    def _note(self, step: int) -> None:
+        self.noted = time.monotonic()
+        self.sweep.update(self.job.name, step=step, seconds=self.noted - self.zero)
 
 
 @contextmanager
