@@ -84,16 +84,15 @@ class Status:
         from sampled_sae.sweeps import counted, look
 
         console, seen = console_of(200), look(self.folder)
-        if not self.watch:
-            console.print(drawn(seen))
-        else:
+        if self.watch:
             from rich.live import Live
 
-            with Live(drawn(seen), console=console, auto_refresh=False) as live:
+            with Live(drawn(seen), console=console, auto_refresh=False, transient=True) as live:
                 while any(each.status in ("queued", "running") for each in seen):
                     time.sleep(max(0.1, self.every))
                     seen = look(self.folder)
                     live.update(drawn(seen), refresh=True)
+        console.print(drawn(seen))
         print(counted(seen))
 
 

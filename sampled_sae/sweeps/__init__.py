@@ -64,7 +64,7 @@ def launch(
         kept = Counter(each.status for each in seen if each.status not in again)
         failed = "; --retry-failed runs the failed ones again" if kept["failed"] else ""
         before = ", ".join(f"{count} {status}" for status, count in kept.items())
-        say(f"{sweep.folder}: {len(names)} jobs to run" + (f" ({before}{failed})" if before else ""))
+        say(f"{sweep.folder}: jobs to run: {len(names)}" + (f" ({before}{failed})" if before else ""))
         if launcher == "local":
             local.run(sweep, names, places, say)
         elif names:

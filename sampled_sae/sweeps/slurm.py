@@ -87,9 +87,9 @@ def submit(sweep: Sweep, names: Sequence[str], config: SlurmConfig) -> list[str]
 
 
 def _sbatch_reason(error: Exception) -> str:
-    """The line of sbatch in submitit's error."""
-    lines = [line for line in str(error).splitlines() if "error:" in line]
-    return " ".join((lines[-1].partition("error:")[2] if lines else reason(error)).split())
+    """The first error of sbatch in submitit's message."""
+    found = re.search(r"sbatch: error: (.*)", str(error))
+    return found[1].strip() if found else reason(error)
 
 
 def require_slurm() -> None:
