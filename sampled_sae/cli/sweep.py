@@ -124,7 +124,7 @@ def drawn(seen: Sequence[Any]) -> Any:
     for each in seen:
         job, state = each.entry
         what = "evaluating" if each.status == "running" and state.trained else each.status
-        numbers = (len(job.saes), f"{state.step:,}", clock(state.seconds), state.attempts)
+        numbers = (len(job.saes), f"{state.step:,}/{each.steps:,}", clock(state.seconds), state.attempts)
         cells = (job.name, safe(what, STYLES.get(each.status, "")), *map(str, numbers), each.worker, each.error)
         table.add_row(*(cell if not isinstance(cell, str) else safe(cell) for cell in cells))
     return table

@@ -31,6 +31,7 @@ class Seen(NamedTuple):
     status: Shown
     worker: str = ""
     error: str = ""
+    steps: int = 0  # of the whole training
 
 
 def launch(
@@ -87,7 +88,8 @@ def look(sweep: Sweep | str | Path) -> list[Seen]:
         except UserError as error:
             print(f"{error}; the states are those that the jobs noted themselves", file=sys.stderr)
             known = None
-    return [_seen(sweep, entry, ids.get(entry.job.name), known) for entry in entries]
+    steps = sweep.spec.train().steps
+    return [_seen(sweep, entry, ids.get(entry.job.name), known)._replace(steps=steps) for entry in entries]
 
 
 def _seen(sweep: Sweep, entry: Entry, number: str | None, known: dict[str, slurm.SlurmState] | None) -> Seen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -154,7 +155,7 @@ class SweepConfig(Config):
             if not (model.layers or model.hooks):
                 raise UserError(f"layers: are missing for {model.name}; give layers, or hooks")
         for script in self.scores:
-            load_scores(Path(script))
+            _load_scores(Path(script).absolute())
         checked(self.saes(), self.train())
         self.requests()
 
@@ -185,19 +186,24 @@ class SweepConfig(Config):
 
     def requests(self) -> list[Request]:
         """The evaluations with their settings."""
-        found = [(get_evaluation(name), name, settings) for name, settings in self.evaluations.items()]
+        scripts = {name: str(Path(name).absolute()) for name in self.evaluations if name.endswith(".py")}
+        found = [(_evaluation(scripts.get(name, name)), name, plain) for name, plain in self.evaluations.items()]
         text = self.eval_text or self.text
         for evaluation, name, _ in found:
             if evaluation.needs.text and text is None:
                 raise UserError(f"eval_text: is missing; {name} reads one")
         return [
-            Request(evaluation, evaluation.config.from_dict(settings, f"evaluations.{name}"))
-            for evaluation, name, settings in found
+            Request(evaluation, evaluation.config.from_dict(plain, f"evaluations.{name}"))
+            for evaluation, name, plain in found
         ]
 
     def decisive(self) -> dict[str, Any]:
         """The settings that decide the results, as plain JSON."""
         return {name: value for name, value in self.to_dict().items() if name not in FREE}
+
+
+# A spec is read several times, but a user's file is run once.
+_load_scores, _evaluation = cache(load_scores), cache(get_evaluation)
 
 
 def _with_sizes(spec: str, **sizes: tuple[int, ...]) -> str:

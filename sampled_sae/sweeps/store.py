@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from sampled_sae.config import Config, Count, first_difference, read_file, write_file
 from sampled_sae.sweeps.jobs import Job, jobs_of
 from sampled_sae.sweeps.spec import EXTENSIONS, SweepConfig
+from sampled_sae.training.resume import inside
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import alone_in, make_folder, remove_leftovers
 
@@ -61,11 +62,12 @@ class Sweep:
         if not (self.folder / FILE).exists():
             raise UserError(f"{str(folder)!r}: holds no sweep ({FILE}); sampled-sae sweep SPEC.yaml starts one")
         content = read_file(self.folder / FILE, "sweep")
-        self.spec = SweepConfig.from_dict(content.get("spec"), self.folder / FILE)
         cwd, names = content.get("cwd"), content.get("jobs")
         if not isinstance(cwd, str) or not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             raise UserError(f"{self.folder / FILE}: is no record of a sweep; choose another folder")
         self.cwd, self.names = cwd, list(map(str, names))
+        with inside(Path(cwd)):  # the spec may name Python files
+            self.spec = SweepConfig.from_dict(content.get("spec"), self.folder / FILE)
 
     @classmethod
     def start(cls, folder: Path, spec: SweepConfig) -> Sweep:

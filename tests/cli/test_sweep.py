@@ -57,7 +57,7 @@ def test_jobs_status_and_failures(spec, inside, capsys):
         main(["sweep", "status", str(folder), "--watch"])
         table = capsys.readouterr().out
         rows = [line.split() for line in table.splitlines() if line.startswith(("a ", "missing "))]
-        assert [row[:4] for row in rows] == [["a", "finished", "2", "20"], ["missing", "failed", "2", "0"]]
+        assert [row[:4] for row in rows] == [["a", "finished", "2", "20/20"], ["missing", "failed", "2", "0/20"]]
         assert "missing.npy" in table and table.splitlines()[-1] == "1 finished, 1 failed"
     main(["sweep", "cancel", str(spec)])
     assert capsys.readouterr().out == "1 finished, 1 failed\n"

@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import transformers
 
-from sampled_sae import SAE
+from sampled_sae import SAE, SCORES
+from sampled_sae.evals import EVALUATIONS
 from sampled_sae.formats import saes_in
 from sampled_sae.sweeps import cancel, look, worker
 from sampled_sae.sweeps.spec import SweepConfig, completed
@@ -16,6 +18,22 @@ from sampled_sae.utils.errors import Interrupted, UserError
 from tests.models.tiny_models import SHAPE, make_tokenizer
 from tests.small_runs import same_weights
 
+EVALUATION = """
+from dataclasses import dataclass
+from sampled_sae.config import Config
+from sampled_sae.evals import Evaluation, register_evaluation
+
+@dataclass(frozen=True, slots=True)
+class WidthConfig(Config):
+    pass
+
+@register_evaluation
+class Width(Evaluation):
+    name, title, config = "width_of_sweeps", "Width", WidthConfig
+
+    def run(self, job, config):
+        return ({"width": sae.d_in} for sae in job.saes)
+"""
 CPU = {"device": "cpu"}
 
 
@@ -150,3 +168,20 @@ def test_a_language_model_at_two_hook_points_with_evaluations(tmp_path):
     before = files(saes[1])
     worker.work(sweep.folder, "model-layer-0-to-layer-1", **CPU)
     assert (saes[0] / "evals" / "core.json").exists() and files(saes[1]) == before
+
+
+def test_custom_scores_and_evaluations_from_any_directory(tmp_path, make_spec, monkeypatch):
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    Path("score.py").write_text(
+        "import sampled_sae as ss\n@ss.register_score\ndef flipped(codes):\n    return -codes.sum(0)\n"
+    )
+    Path("width.py").write_text(EVALUATION)
+    try:
+        spec = make_spec(*("a",), methods="sampled:score=flipped", scores="score.py", evaluations=["width.py"])
+        sweep = Sweep.start(tmp_path / "s", spec)
+        monkeypatch.chdir(tmp_path)
+        assert [each.status for each in look(tmp_path / "s")] == ["pending"]
+        assert sweep.spec == Sweep(tmp_path / "s").spec
+    finally:
+        del SCORES["flipped"], EVALUATIONS["width_of_sweeps"]
