@@ -16,7 +16,7 @@ from sampled_sae.evals import get_evaluation
 from sampled_sae.evals.session import Request
 from sampled_sae.method.config import AuxKConfig, InitConfig, OptimizerConfig, SAEConfig, ThresholdConfig
 from sampled_sae.method.presets import DEFAULT_METHODS, parse_methods
-from sampled_sae.method.scores import load_scores
+from sampled_sae.method.scores import get_score, load_scores
 from sampled_sae.training.run import InputNorm, TrainConfig
 from sampled_sae.training.trainer import checked, steps_of
 from sampled_sae.utils.errors import UserError
@@ -156,7 +156,9 @@ class SweepConfig(Config):
                 raise UserError(f"layers: are missing for {model.name}; give layers, or hooks")
         for script in self.scores:
             _load_scores(Path(script).absolute())
-        checked(self.saes(), self.train())
+        for sae in checked(self.saes(), self.train()):
+            if sae.pool.restricts:
+                get_score(sae.pool.score)
         self.requests()
 
     def listed_models(self) -> list[Model]:

@@ -82,6 +82,7 @@ def test_yaml_and_json_give_the_same(tmp_path):
     [
         ({"layer": [1]}, "layer = [1]: no such field; did you mean layers? SweepConfig has models, layers,"),
         ({"methods": ["batchtopc"]}, "methods = 'batchtopc': unknown method 'batchtopc'; the methods are batchtopk,"),
+        ({"methods": ["sampled:score=l3"]}, "score = 'l3': "),
         ({"k": [0]}, "k[0] = 0: must be at least 1"),
         ({"k": [4, 4]}, "k = (4, 4): must name each one once"),
         ({"seeds": []}, "seeds = (): must name at least one"),

@@ -174,7 +174,7 @@ def test_custom_scores_and_evaluations_from_any_directory(tmp_path, make_spec, m
     (tmp_path / "home").mkdir()
     monkeypatch.chdir(tmp_path / "home")
     Path("score.py").write_text(
-        "import sampled_sae as ss\n@ss.register_score\ndef flipped(codes):\n    return -codes.sum(0)\n"
+        "import sampled_sae as ss\n@ss.register_score('flipped')\ndef flipped(codes):\n    return -codes.sum(0)\n"
     )
     Path("width.py").write_text(EVALUATION)
     try:
