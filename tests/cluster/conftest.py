@@ -99,8 +99,9 @@ def _start(place: Path, daemons: list[subprocess.Popen[bytes]]) -> None:
     assert _wait((place / "munge" / "socket").exists, 30), "munged did not start"
     daemon("slurmctld", "-D", "-c")
     daemon("slurmd", "-D", "-N", host)
-    logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in (place / "log").iterdir())
-    assert _wait(lambda: "idle" in _told("sinfo", "-h"), 60), f"no node is idle: {logs}"
+    if not _wait(lambda: "idle" in _told("sinfo", "-h"), 60):
+        logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in (place / "log").iterdir())
+        pytest.fail(f"no node is idle: {logs}")
 
 
 def _free_port() -> int:

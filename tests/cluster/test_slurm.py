@@ -98,6 +98,17 @@ def test_preempted_and_signalled_jobs_finish_with_the_same_weights(tmp_path, mak
             assert same_weights(one, other)
 
 
+def test_a_job_continues_after_its_time_limit(tmp_path, make_spec):
+    slurm = SPEC["slurm"] | {"minutes": 1, "seconds_to_stop": 5}
+    launch(make_spec("a", steps=10**7, slurm=slurm), tmp_path / "s", "slurm")
+    sweep = Sweep(tmp_path / "s")
+    until(sweep, lambda seen: seen[0].entry.state.attempts == 2)
+    [step] = stopped_at(sweep)["a"]
+    until(sweep, lambda seen: seen[0].entry.state.step > step)
+    cancel(tmp_path / "s")
+    until(sweep, ended)
+
+
 def test_failures_retries_and_cancellation(tmp_path, make_spec):
     spec = make_spec("a", "missing", steps=20_000)
     launch(spec, tmp_path / "s", "slurm")
