@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-lm test test-peers fuzz crash-test bench quality clean
+.PHONY: demo demo-lm test test-peers test-cluster fuzz crash-test bench quality clean
 
 demo: .venv/ready
 	@rm -rf demo
@@ -32,6 +32,10 @@ test-peers: .venv/ready
 	HF_HUB_OFFLINE=1 .peers/saelens/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_saelens.py tests/peers/test_quality.py
 	HF_HUB_OFFLINE=1 .peers/sparsify/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_sparsify.py
 	HF_HUB_OFFLINE=1 .peers/sae_bench/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_sae_bench_*.py
+
+# Sweeps on a Slurm cluster of this machine alone (Debian: apt-get install slurm-wlm munge; as root).
+test-cluster: .venv/ready
+	$(BIN)/python -m pytest -q -o addopts= tests/cluster
 
 # Damaged files of every kind through every reader, and through the command line.
 fuzz: .venv/ready

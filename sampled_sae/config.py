@@ -26,6 +26,7 @@ returns the content as the present version has it; `migrations.py` has the upgra
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
 import operator
@@ -155,8 +156,11 @@ def _built(cls: type[Any], plain: Any, title: str, where: str, path: str) -> Any
     known = hints(cls)
     values = {}
     for name, value in plain.items():
-        right = f"no such field; {cls.__name__} has {', '.join(known) or 'none'}"
-        require(name in known, f"{where}{path}{name}", value, right)
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            right = f"no such field; {meant}{cls.__name__} has {', '.join(known) or 'none'}"
+            require(False, f"{where}{path}{name}", value, right)
         values[name] = _converted(value, known[name], f"{path}{name}", from_json=True, where=where)
     for item in dataclasses.fields(cls):
         if item.name not in values and item.default is item.default_factory is dataclasses.MISSING:
@@ -305,7 +309,10 @@ def read_file(path: Path, kind: str) -> dict[str, Any]:
     return upgraded(kind, read_json(path), path)
 
 
-SEALED = ("sae", "checkpoint", "cache", "train", "result", "explanations", "comparison", "synthetic")
+SEALED = (
+    *("sae", "checkpoint", "cache", "train", "result", "explanations", "comparison", "synthetic"),
+    *("sweep", "sweep_job", "sweep_slurm"),
+)
 """Kinds of files with a checksum of their own content: a change to them would go unnoticed and give other results."""
 
 

@@ -134,7 +134,7 @@ def test_an_invalid_value_is_one_line(settings, line):
     [
         ([1], "Outer = [1]: must be an object with named fields"),
         ({}, "size: is missing"),
-        ({"size": 1, "sise": 2}, "sise = 2: no such field; Outer has size, when, inner,"),
+        ({"size": 1, "sise": 2}, "sise = 2: no such field; did you mean size? Outer has size, when, inner,"),
         ({"size": None}, "size = None: must be a whole number"),
         ({"size": 1, "skip": [0, 0]}, "skip = (0, 0): must be at most size = 1"),
         ({"size": 1, "inner": {"share": 2}}, "inner.share = 2.0: must be a share in [0, 1]"),

@@ -25,7 +25,7 @@ LAYERS = (
         "training",
         "evals",
     ),
-    *("reporting", "browser", "api", "experiments", "cli", ""),
+    *("reporting", "browser", "api", "experiments", "sweeps", "cli", ""),
 )
 """Each entry may import from the ones before it; "" is the package's own `__init__` and `__main__`."""
 FILES = {

@@ -34,6 +34,9 @@ COMMANDS = {
     "browse": "browse.Browse",
     "convert": "convert.Convert",
     "push": "push.Push",
+    "sweep": "sweep.Sweep",
+    "sweep status": "sweep.Status",
+    "sweep cancel": "sweep.Cancel",
     "reproduce": "reproduce.Reproduce",
     "study": "study.StudyCommand",
     "synthetic": "synthetic.Synthetic",
@@ -69,9 +72,8 @@ def _run(arguments: list[str]) -> None:
     if arguments == ["--version"]:
         print(f"{PROGRAM} {__version__}")
         return
-    if arguments and arguments[0] in COMMANDS:
-        command = load(arguments[0])
-        parse(command, arguments[1:], f"{PROGRAM} {arguments[0]}").run()
+    if name := next((name for name in (" ".join(arguments[:2]), *arguments[:1]) if name in COMMANDS), None):
+        parse(load(name), arguments[len(name.split()) :], f"{PROGRAM} {name}").run()
         return
     described = f"Train, evaluate and compare sparse autoencoders. Scores: {', '.join(SCORES)}. --version: print it."
     every: Any = Union[tuple(Annotated[load(name), tyro.conf.subcommand(name)] for name in COMMANDS)]  # noqa: UP007

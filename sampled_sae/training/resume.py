@@ -100,7 +100,7 @@ def resume_training(out: Path, train: Callable[..., Any], extend: Positive | Non
     require(extend is None or extend >= 1, "extend", extend, "must be at least 1")
     record = read_record(out) if extend is None else extend_record(out, extend)
     place = device or record.device
-    with _inside(Path(record.folder)):
+    with inside(Path(record.folder)):
         origin = record.file or record.model
         if origin is None:
             why = "its activations were given in memory; call ss.train with the same ones and resume=True"
@@ -110,7 +110,7 @@ def resume_training(out: Path, train: Callable[..., Any], extend: Positive | Non
 
 
 @contextmanager
-def _inside(folder: Path) -> Iterator[None]:
+def inside(folder: Path) -> Iterator[None]:
     """Relative paths mean those in the folder, if it still exists."""
     before = Path.cwd()
     if folder.is_dir():

@@ -60,15 +60,15 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def alone_in(path: Path) -> Iterator[None]:
-    """Create the folder if needed and lock it: for a second process this is a one-line error."""
+def alone_in(path: Path, wait: float = 0) -> Iterator[None]:
+    """Create the folder if needed and lock it: for a second process this is a one-line error, after `wait` seconds."""
     from filelock import FileLock, Timeout
 
     make_folder(path)
     lock = FileLock(path / ".lock")
     try:
         with writing(path / ".lock"):
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=wait)
     except Timeout:
         raise UserError(f"out = {str(path)!r}: another process is at work there; choose another folder") from None
     except UserError as error:

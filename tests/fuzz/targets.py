@@ -45,6 +45,11 @@ from sampled_sae.method import presets
 from sampled_sae.reporting.collect import collect
 from sampled_sae.reporting.synthetic import load_results, print_results, write_page
 from sampled_sae.reporting.write import write_report
+from sampled_sae.sweeps.jobs import jobs_of
+from sampled_sae.sweeps.slurm import RECORD as SLURM
+from sampled_sae.sweeps.slurm import read_ids
+from sampled_sae.sweeps.spec import read_spec
+from sampled_sae.sweeps.store import Sweep
 from sampled_sae.training import checkpoint
 from sampled_sae.training.callbacks import read_log
 from sampled_sae.training.resume import read_record
@@ -172,6 +177,11 @@ def build(root: Path) -> None:
     record.end(STAGE, 1.0, True)
     (root / "configs").mkdir()
     write_file(root / "configs" / "configs.json", "configs", {"saes": [config.to_dict() for config in CONFIGS]})
+    spec = {"activations": ["a.npy"], "methods": ["batchtopk", "sampled:l=2"], "k": [2, 4], "d_sae": D_SAE, "steps": 5}
+    (root / "jobs").mkdir()
+    (root / "jobs" / "spec.json").write_text(json.dumps({**spec, "evaluations": {}, "slurm": {"partition": "gpu"}}))
+    swept = Sweep.start(root / "jobs", read_spec(root / "jobs" / "spec.json"))
+    write_file(swept.folder / SLURM, "sweep_slurm", {"ids": {"a": "7_0"}})
     answers = AnswerCache(ChatConfig(cache=str(root / "answers")))
     for n in range(3):
         answers.keep({"model": "m", "n": n}, f"answer {n}")
@@ -307,6 +317,16 @@ def _record(folder: Path) -> Any:
 def _configs(folder: Path) -> Any:
     configs = Train(folder, configs=folder / "configs.json").sae_configs()
     return [config.to_dict() for config in checked(configs, TrainConfig(10, BATCH))]
+
+
+def _spec(folder: Path) -> Any:
+    return [job.to_dict() for job in jobs_of(read_spec(folder / "spec.json"))]
+
+
+def _jobs(folder: Path) -> Any:
+    swept = Sweep(folder)
+    jobs = [(entry.job.to_dict(), entry.state.to_dict()) for entry in map(swept.entry, swept.names)]
+    return swept.spec.to_dict(), jobs, read_ids(swept)
 
 
 def _text(name: str) -> Callable[[Path], Any]:
@@ -477,6 +497,13 @@ def targets() -> list[Target]:
             "record of stages", "reproduce", (File("reproduce.json", unsealed_damage, "strict", ANY),), _record, 1, True
         ),
         Target("configs", "configs", (File("configs.json", unsealed_damage, "strict", ANY),), _configs, 3),
+        Target("spec of a sweep", "jobs", (File("spec.json", unsealed_damage, "strict", ANY),), _spec),
+        Target(
+            "jobs of a sweep",
+            "jobs",
+            tuple(File(name, unsealed_damage, "strict", ANY) for name in ("sweep.json", "jobs/a/job.json", SLURM)),
+            _jobs,
+        ),
         Target("log", "run", (File("log.jsonl", lines_damage, "lenient"),), _log),
         Target("answers", "answers", (File("answers.jsonl", lines_damage, "lenient"),), _answers),
     ]

@@ -1,0 +1,73 @@
+"""A sweep -> its jobs: SAEs that can share a stream of activations are trained together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from sampled_sae.config import Config, NotEmpty
+from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.presets import named
+from sampled_sae.sweeps.spec import ModelDtype, SweepConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Config):
+    """SAEs that are trained on one source of activations, and evaluated after. The rest is the sweep's."""
+
+    name: str
+    """Folder of the job."""
+    saes: Annotated[tuple[SAEConfig, ...], NotEmpty]
+    model: str | None = None
+    dtype: ModelDtype | None = None
+    hooks: tuple[int | str, ...] = ()
+    activations: str | None = None
+    """A file or a cache, instead of a model."""
+
+
+def jobs_of(spec: SweepConfig) -> list[Job]:
+    """The jobs of a sweep, in the order of the spec; the same spec gives the same jobs."""
+    saes = named(spec.saes(), spec.data_seed)
+    taken: set[str] = set()
+    jobs = []
+    for title, place in _places(spec):
+        parts = _parts(saes, spec.saes_per_job or len(saes))
+        for number, group in enumerate(parts, start=1):
+            name = _unique(title if len(parts) == 1 else f"{title}-part-{number}", taken)
+            jobs.append(Job(name, tuple(group), **place))
+    return jobs
+
+
+def _places(spec: SweepConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where the activations of each job come from: a title, and fields of `Job`."""
+    for path in spec.activations:
+        yield _slug(Path(path).stem), {"activations": path}
+    for model in spec.listed_models():
+        hooks: tuple[int | str, ...] = (*(model.layers or ()), *(model.hooks or ()))
+        for group in _parts(hooks, spec.hooks_per_job):
+            words = [f"layer-{hook}" if isinstance(hook, int) else _slug(hook) for hook in group]
+            ends = words if len(words) == 1 else [words[0], "to", words[-1]]
+            title = "-".join([_slug(model.name.rstrip("/").rpartition("/")[2]), *ends])
+            yield title, {"model": model.name, "dtype": model.dtype, "hooks": tuple(group)}
+
+
+def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[at : at + size] for at in range(0, len(items), size)]
+
+
+def _slug(text: str) -> str:
+    """A name that every file system takes."""
+    return re.sub(r"[^\w.-]+", "_", text).strip("._")[:80] or "activations"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    found, count = name, 2
+    while found in taken:
+        found, count = f"{name}-{count}", count + 1
+    taken.add(found)
+    return found

@@ -1,0 +1,111 @@
+"""Run jobs on this machine: one worker process per GPU, or several on the CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from sampled_sae.config import require
+from sampled_sae.sweeps.store import Sweep
+from sampled_sae.utils.errors import Interrupted, UserError
+from sampled_sae.utils.system import listening
+
+POLL = 0.2  # seconds between two looks at the workers
+Say = Callable[[str], None]
+
+
+class Slot(NamedTuple):
+    """A place for one worker."""
+
+    name: str
+    device: str
+    environment: dict[str, str]
+
+
+def slots(workers: int | None = None, device: str | None = None) -> list[Slot]:
+    """Places for workers: one per GPU, or `workers` of them on the CPU, one by default."""
+    count = torch.cuda.device_count() if device in (None, "cuda") else 0
+    if count:
+        visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+        gpus = visible or list(map(str, range(count)))
+        right = f"must be from 1 to {len(gpus)}, the number of GPUs"
+        require(workers is None or 1 <= workers <= len(gpus), "workers", workers, right)
+        return [Slot(f"GPU {gpu}", "cuda", {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in gpus[:workers]]
+    if device == "cuda" or (device is not None and device != "cpu"):
+        raise UserError(f"device = {device!r}: must be cuda, with a GPU, or cpu; workers are given a GPU each")
+    require(workers is None or workers >= 1, "workers", workers, "must be at least 1")
+    total = workers or 1
+    threads = str(max(1, len(os.sched_getaffinity(0)) // total)) if hasattr(os, "sched_getaffinity") else "1"
+    return [Slot(f"CPU {n}", "cpu", {"OMP_NUM_THREADS": threads} | _threads()) for n in range(total)]
+
+
+def _threads() -> dict[str, str]:
+    """The user's own number of threads."""
+    return {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
+
+
+def run(sweep: Sweep, names: Sequence[str], places: Sequence[Slot], say: Say) -> None:
+    """Run these jobs; returns when all have ended. Ctrl-C and `cancel` stop them after their checkpoints."""
+    queue, free = deque(names), deque(places)
+    running: dict[str, tuple[subprocess.Popen[bytes], Slot]] = {}
+    stopping = False
+    with listening(chained=False) as asked:
+        try:
+            while queue or running:
+                if not stopping and (asked.is_set() or sweep.is_cancelled):
+                    stopping = True
+                    queue.clear()
+                    for process, _ in running.values():
+                        process.send_signal(signal.SIGTERM)
+                while queue and free:
+                    name, slot = queue.popleft(), free.popleft()
+                    running[name] = _start(sweep, name, slot), slot
+                    say(f"{name}: started on {slot.name}")
+                for name, (process, slot) in list(running.items()):
+                    if process.poll() is not None:
+                        del running[name]
+                        free.append(slot)
+                        say(f"{name}: {_ended(sweep, name, process.returncode)}")
+                if running:
+                    time.sleep(POLL)
+        except BaseException:  # a second Ctrl-C, or an error: no worker stays behind
+            for process, _ in running.values():
+                process.kill()
+            raise
+    if asked.is_set():
+        raise Interrupted(f"the jobs of {sweep.folder} are stopped; the same command continues them")
+
+
+def _start(sweep: Sweep, name: str, slot: Slot) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "sampled_sae.sweeps.worker", str(sweep.folder), name, slot.device, slot.name]
+    with (sweep.path(name) / "log.txt").open("ab") as log:
+        # In a session of its own: Ctrl-C reaches the launcher alone, which stops the workers once.
+        return subprocess.Popen(
+            *(command,),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **slot.environment},
+            start_new_session=True,
+        )
+
+
+def _ended(sweep: Sweep, name: str, code: int) -> str:
+    """What became of a job whose worker has ended, in words; a worker that could not say so itself failed."""
+    state = sweep.entry(name).state
+    if state.status in ("running", "pending"):
+        killed = f"killed by {signal.Signals(-code).name}; out of memory?" if code < 0 else f"exit code {code}"
+        try:
+            with sweep.locked(name):
+                state = sweep.update(name, status="failed", error=f"the worker ended early ({killed}); see log.txt")
+        except UserError:  # another worker has it
+            return "is run by another process"
+    return state.status if state.error is None else f"{state.status}: {state.error}"

@@ -1,0 +1,136 @@
+"""The folder of a sweep: its spec, and one file per job with the job's settings and how far it is.
+
+sweep.json              the spec, the names of the jobs, the working directory of the first launch
+slurm.json              ids of the jobs in Slurm
+jobs/NAME/job.json      settings and state of a job; while it runs, its worker holds jobs/NAME/.lock
+jobs/NAME/log.txt       output of the job's worker
+jobs/NAME/train/        the training: run.json, log.jsonl, saes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from sampled_sae.config import Config, Count, first_difference, read_file, write_file
+from sampled_sae.sweeps.jobs import Job, jobs_of
+from sampled_sae.sweeps.spec import EXTENSIONS, SweepConfig
+from sampled_sae.training.resume import inside
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import alone_in, make_folder, remove_leftovers
+
+FILE = "sweep.json"
+CANCEL = "cancel"
+WAIT = 60.0  # seconds to wait for a job's lock: `status` takes it for a moment, and a stopped worker may still write
+Status = Literal["pending", "running", "interrupted", "finished", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class State(Config):
+    """How far a job is."""
+
+    status: Status = "pending"
+    step: Count = 0
+    """Steps of the training so far."""
+    trained: bool = False
+    """Whether all SAEs are saved, so that only evaluations are left."""
+    attempts: Count = 0
+    """Times that a worker began the job."""
+    seconds: float = 0.0
+    """Time that workers spent on it, in all attempts."""
+    worker: str | None = None
+    """Where the last worker runs or ran: host, process, GPU or the id in Slurm."""
+    error: str | None = None
+    """The last line of what went wrong."""
+
+
+class Entry(NamedTuple):
+    """One job and how far it is."""
+
+    job: Job
+    state: State
+
+
+class Sweep:
+    """A sweep that was started in `folder`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder.absolute()
+        if not (self.folder / FILE).exists():
+            raise UserError(f"{str(folder)!r}: holds no sweep ({FILE}); sampled-sae sweep SPEC.yaml starts one")
+        content = read_file(self.folder / FILE, "sweep")
+        cwd, names = content.get("cwd"), content.get("jobs")
+        if not isinstance(cwd, str) or not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise UserError(f"{self.folder / FILE}: is no record of a sweep; choose another folder")
+        self.cwd, self.names = cwd, list(map(str, names))
+        with inside(Path(cwd)):  # the spec may name Python files
+            self.spec = SweepConfig.from_dict(content.get("spec"), self.folder / FILE)
+
+    @classmethod
+    def start(cls, folder: Path, spec: SweepConfig) -> Sweep:
+        """Start a sweep, or continue the one in the folder, which must have the same spec. Needs the folder's lock."""
+        record = folder / FILE
+        remove_leftovers(make_folder(folder), FILE)
+        jobs = jobs_of(spec)
+        cwd = str(Path.cwd())
+        if record.exists():
+            before = cls(folder)
+            if difference := first_difference(before.spec.decisive(), spec.decisive()):
+                raise UserError(f"{record}: the sweep there has another spec: {difference}; choose another folder")
+            cwd = before.cwd
+        for job in jobs:
+            path = folder / "jobs" / job.name / "job.json"
+            if not path.exists():
+                make_folder(path.parent)
+                _write(path, Entry(job, State()))
+        # Last, so that a folder with this file is complete.
+        write_file(record, "sweep", {"spec": spec.to_dict(), "cwd": cwd, "jobs": [job.name for job in jobs]})
+        return cls(folder)
+
+    def path(self, name: str) -> Path:
+        """The folder of a job."""
+        return self.folder / "jobs" / name
+
+    def entry(self, name: str) -> Entry:
+        """A job and how far it is."""
+        path = self.path(name) / "job.json"
+        content = read_file(path, "sweep_job")
+        return Entry(Job.from_dict(content.get("job"), path), State.from_dict(content.get("state"), path))
+
+    def update(self, name: str, **changes: Any) -> State:
+        """Change the state of a job; only who holds its lock may do so."""
+        job, state = self.entry(name)
+        state = replace(state, **changes)
+        _write(self.path(name) / "job.json", Entry(job, state))
+        return state
+
+    @contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Hold the lock of a job; a one-line error if another process does."""
+        with alone_in(self.path(name), WAIT):
+            remove_leftovers(self.path(name), "job.json")
+            yield
+
+    def is_held(self, name: str) -> bool:
+        """Whether a worker is at work on a job."""
+        try:
+            with alone_in(self.path(name)):
+                return False
+        except UserError:
+            return True
+
+    @property
+    def is_cancelled(self) -> bool:
+        return (self.folder / CANCEL).exists()
+
+
+def _write(path: Path, entry: Entry) -> None:
+    write_file(path, "sweep_job", {"job": entry.job.to_dict(), "state": entry.state.to_dict()})
+
+
+def folder_of(path: Path) -> Path:
+    """The folder of a sweep from itself or from its spec, next to which it is by default."""
+    return path.with_suffix("") if path.suffix in EXTENSIONS else path

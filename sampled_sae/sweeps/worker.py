@@ -1,0 +1,184 @@
+"""One job in one process: train its SAEs, or continue, then evaluate them. What is finished is not done again.
+
+Launchers start it as `python -m sampled_sae.sweeps.worker SWEEP JOB`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sampled_sae import api
+from sampled_sae.sweeps.jobs import Job
+from sampled_sae.sweeps.store import Sweep
+from sampled_sae.training.resume import inside
+from sampled_sae.training.run import Callback, Run
+from sampled_sae.utils.errors import Interrupted, UserError
+
+EVERY = 5.0  # seconds between two notes of how far a job is
+
+
+def work(folder: Path, name: str, *, device: str | None = None, where: str = "") -> None:
+    """Run one job of the sweep in `folder`, or what is left of it; its state is in job.json whatever happens.
+
+    SIGTERM, SIGUSR2 (which Slurm sends before a time limit and at preemption) and Ctrl-C write a checkpoint and raise
+    `Interrupted`.
+    """
+    sweep = Sweep(folder)
+    with sweep.locked(name), _stoppable() as stop:
+        job, state = sweep.entry(name)
+        if state.status == "finished":
+            return
+        begun, before = time.monotonic(), state.seconds
+        host = f"{socket.gethostname()}:{os.getpid()}"
+        sweep.update(
+            *(name,),
+            status="running",
+            attempts=state.attempts + 1,
+            worker=" ".join(filter(None, (host, where))),
+            error=None,
+        )
+        end: dict[str, Any] = {"status": "failed", "error": "ended by a bug of the worker"}
+        try:
+            with inside(Path(sweep.cwd)):
+                _run(sweep, job, device, begun - before)
+            end = {"status": "finished"}
+        except (Interrupted, KeyboardInterrupt) as error:
+            stop.set()  # later signals are the same request again
+            end = {"status": "cancelled" if sweep.is_cancelled else "interrupted"}
+            raise Interrupted(f"{name}: {str(error) or 'stopped'}") from None
+        except BaseException as error:
+            stop.set()
+            end["error"] = last_line(error)
+            raise
+        finally:
+            sweep.update(name, seconds=before + time.monotonic() - begun, **end)
+
+
+def _run(sweep: Sweep, job: Job, device: str | None, zero: float) -> None:
+    spec, out = sweep.spec, sweep.path(job.name) / "train"
+    dtype = None if job.dtype is None else getattr(torch, job.dtype)
+    trained = sweep.entry(job.name).state.trained
+    requests = spec.requests()
+    model = None if job.model is None or (trained and not requests) else api.load_model(job.model, device, dtype)
+    if not trained:
+        train = spec.train().to_dict()
+        del train["extends"]
+        api.train(
+            _activations(sweep, job, model),
+            list(job.saes),
+            **train,
+            out=out,
+            resume=True,
+            key=spec.key if job.activations else None,
+            device=device,
+            keep=False,
+            callbacks=[Notes(sweep, job, zero)],
+        )
+        sweep.update(job.name, trained=True, step=train["steps"])
+    if requests:
+        text = spec.eval_text or spec.text
+        api.evaluate([out], model, requests, text=text, device=device, dtype=dtype)
+
+
+def _activations(sweep: Sweep, job: Job, model: Any) -> Any:
+    if job.activations is not None:
+        return job.activations
+    spec = sweep.spec
+    assert spec.text is not None
+    settings = spec.source.to_dict()
+    del settings["hooks"]
+    layers = [hook for hook in job.hooks if isinstance(hook, int)]
+    hooks = [hook for hook in job.hooks if isinstance(hook, str)]
+    return api.activations(model, spec.text, layers or None, hook=hooks or None, **settings)
+
+
+class Notes(Callback):
+    """Notes in job.json how far the training is, every few seconds and at checkpoints."""
+
+    def __init__(self, sweep: Sweep, job: Job, zero: float):
+        self.sweep, self.job, self.zero, self.noted = sweep, job, zero, 0.0
+
+    def on_batch(self, run: Run, step: int, x: Tensor) -> None:
+        if time.monotonic() - self.noted > EVERY:
+            self._note(step)
+
+    def on_checkpoint(self, run: Run, step: int, folder: Path) -> None:
+        self._note(step)
+
+    def _note(self, step: int) -> None:
+        self.noted = time.monotonic()
+        self.sweep.update(self.job.name, step=step, seconds=self.noted - self.zero)
+
+
+@contextmanager
+def _stoppable() -> Iterator[threading.Event]:
+    """SIGTERM and SIGUSR2 stop the work in progress once; nothing more happens once the event is set.
+
+    The trainer has a handler of its own for SIGTERM while it runs, which ends the step and writes a checkpoint:
+    SIGUSR2 goes there too. Outside of it they raise KeyboardInterrupt.
+    """
+    asked = threading.Event()
+
+    def terminate(number: int, frame: Any) -> None:
+        if not asked.is_set():
+            asked.set()
+            raise KeyboardInterrupt
+
+    def forward(number: int, frame: Any) -> None:
+        handler = signal.getsignal(signal.SIGTERM)
+        if callable(handler):
+            handler(signal.SIGTERM, frame)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, does) for number, does in _handlers(terminate, forward).items()}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _handlers(terminate: Any, forward: Any) -> dict[int, Any]:
+    found = {int(signal.SIGTERM): terminate}
+    if hasattr(signal, "SIGUSR2"):  # not on Windows
+        found[int(signal.SIGUSR2)] = forward
+    return found
+
+
+def last_line(error: BaseException) -> str:
+    """An error in one line, as the last line of its traceback has it; user errors without their type."""
+    if isinstance(error, UserError):
+        return " ".join(str(error).split())
+    return traceback.format_exception_only(type(error), error)[-1].strip()
+
+
+def main() -> None:
+    """Exit codes: 0 finished, 1 a bug, 2 a user error, 130 interrupted."""
+    folder, name, *rest = sys.argv[1:]
+    device, where = [*rest, "", ""][:2]
+    try:
+        work(Path(folder), name, device=device or None, where=where)
+    except Interrupted as stop:
+        print(f"stopped: {stop}", file=sys.stderr)
+        sys.exit(130)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
