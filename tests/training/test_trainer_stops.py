@@ -81,7 +81,8 @@ def test_killed_at_any_moment_and_resumed_ends_the_same(tmp_path):
 def test_a_signal_saves_and_resume_ends_the_same(number, tmp_path):
     assert child(tmp_path / "whole", "fresh").wait() == 0
     out = tmp_path / "stopped"
-    process = child(out, "fresh")
+    # Under nohup the tests, and so their processes, ignore SIGHUP.
+    process = child(out, "fresh", preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
     while not list((out / "checkpoints").glob("step-*")):
         assert process.poll() is None
         time.sleep(0.005)
