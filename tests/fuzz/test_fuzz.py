@@ -61,6 +61,7 @@ CASES = [
     ("report", f"saes/{FIRST}/sampled_sae.json", "type", field("metadata", "training", "batch_size", value=[0, 1])),
     ("collect", "run.json", "type", field("config", "saes", 1, "name", value=list(range(100)))),
     ("dictionary_learning matryoshka", "config.json", "type", field("trainer", "group_sizes", value=None)),
+    ("jobs of a sweep", "sweep.json", "value", field("cwd", value="n" * 5000)),
     ("merge", "one/results.json", "type", field("saes", 0, value=True)),
     ("merge", "two/log.jsonl", "syntax", lambda text: text + b"\xc0\n"),
     ("synthetic", "results.json", "type", field("data", value="x")),
