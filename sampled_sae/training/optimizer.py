@@ -36,8 +36,9 @@ def scale_(gradients: Weights, config: OptimizerConfig) -> Tensor:
     return norm
 
 
-ROWS_AT_ONCE = 512
-"""Rows that a cautious step handles at a time, so that its working copies stay in a core's cache."""
+ROWS_AT_ONCE = {"cpu": 512}
+"""Rows that a cautious step handles at a time, so that its working copies stay in a core's cache; elsewhere 2^14, since
+each part waits for the device once."""
 
 
 def cautious_adam_(
@@ -48,7 +49,8 @@ def cautious_adam_(
     The elements of a row whose new mean has the gradient's sign move, by Adam's step over their share of the row (at
     least `LEAST_SHARE`); the others stay. A row whose gradient is zero moves by Adam's step.
     """
-    for w, g, m, s in zip(*(tensor.split(ROWS_AT_ONCE) for tensor in (W, gradient, mean, square)), strict=True):
+    rows = ROWS_AT_ONCE.get(W.device.type, 2**14)
+    for w, g, m, s in zip(*(tensor.split(rows) for tensor in (W, gradient, mean, square)), strict=True):
         step = torch.zeros_like(w)
         count = torch.tensor(float(updates - 1), device=w.device)
         adam(  # moves from 0, so `step` is what it would add

@@ -39,7 +39,7 @@ def double(weights: Parameters) -> Parameters:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_are_those_of_the_specification(name, monkeypatch):
-    monkeypatch.setattr(optimizer, "ROWS_AT_ONCE", 4)
+    monkeypatch.setitem(optimizer.ROWS_AT_ONCE, "cpu", 4)
     config = OPTIMIZERS[name]
     weights = double(start_parameters(D, M, torch.Generator().manual_seed(0), torch.float32))
     mine, wanted = Optimizer(weights, config), reference.Adam(weights, config)
