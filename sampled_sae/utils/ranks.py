@@ -1,0 +1,242 @@
+"""The processes of one training: ranks that torchrun starts, what they exchange, how they end together.
+
+A process that torchrun did not start is the only rank; nothing here then imports `torch.distributed`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sampled_sae.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Store
+
+LIMIT = timedelta(minutes=30)
+"""Time for one exchange. A rank that hangs in training is noticed much earlier (see `watch`)."""
+
+
+class RankLost(UserError):
+    """Another rank has ended, so that this one cannot go on."""
+
+
+@contextmanager
+def _exchanging() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # gloo has no type of its own for a connection that is closed
+        reason = str(error).strip().splitlines()[0].rsplit("] ", 1)[-1]
+        raise RankLost(f"another rank has ended or does not answer ({reason[:200]})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Some of the ranks, which exchange tensors: every one of them makes the same calls in the same order.
+
+    A group of one rank returns what it was given.
+    """
+
+    rank: int = 0
+    size: int = 1
+    process_group: ProcessGroup | None = None
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Each rank's x, of one shape and dtype, -> [size, *x.shape], in the order of the ranks."""
+        if self.process_group is None:
+            return x[None]
+        import torch.distributed as dist
+
+        data = x.contiguous().reshape(-1).view(torch.uint8)  # gloo does not know every dtype
+        found = data.new_empty(self.size * len(data))
+        with _exchanging():
+            dist.all_gather(list(found.chunk(self.size)), data, group=self.process_group)
+        return found.view(x.dtype).view(self.size, *x.shape)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of each rank's x, in place: the same bits on all ranks and each time, in an order of torch's own."""
+        if self.process_group is None:
+            return x
+        import torch.distributed as dist
+
+        with _exchanging():
+            dist.all_reduce(x, group=self.process_group)
+        return x
+
+    def ordered_sum(self, x: Tensor) -> Tensor:
+        """The sum of each rank's x, added in the order of the ranks; sends more bytes than `sum`."""
+        parts = self.gather(x)
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        """x of rank `source`, in place; on the others x has its shape and dtype."""
+        if self.process_group is None:
+            return x
+        import torch.distributed as dist
+
+        data = x.contiguous()
+        with _exchanging():
+            whose = dist.get_global_rank(self.process_group, source)
+            dist.broadcast(data.reshape(-1).view(torch.uint8), whose, group=self.process_group)
+        return x.copy_(data) if data is not x else x
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        return flag if self.process_group is None else bool(self.gather(torch.tensor([flag])).any())
+
+    def texts(self, text: str) -> list[str]:
+        """Each rank's text."""
+        if self.process_group is None:
+            return [text]
+        data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        sizes = self.gather(torch.tensor(len(text.encode()))).tolist()
+        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
+        padded[: len(data)] = data[: len(padded)]
+        return [bytes(row[:size].tolist()).decode() for row, size in zip(self.gather(padded), sizes, strict=True)]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.any(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """All processes of a training, and the part of this one.
+
+    With `groups` > 1, ranks of different groups train different SAEs; the ranks of one group divide the latents of each
+    of its SAEs, `shard` 0 has the first ones.
+    """
+
+    rank: int = 0
+    world: int = 1
+    saes: int = 0
+    """Number of this rank's group of SAEs, from 0."""
+    groups: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    all: Group = field(default_factory=Group)
+    """All ranks; tensors on the CPU, or on `device`."""
+    beside: Group = field(default_factory=Group)
+    """All ranks again, for a second thread."""
+    latents: Group = field(default_factory=Group)
+    """The ranks with the latents of the same SAEs."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes what is written once, and prints."""
+        return self.rank == 0
+
+    @property
+    def shard(self) -> int:
+        """Number of this rank's part of the latents."""
+        return self.latents.rank
+
+    @property
+    def shards(self) -> int:
+        """Number of parts of the latents."""
+        return self.latents.size
+
+    @property
+    def latent_group(self) -> ProcessGroup | None:
+        """The process group of `latents`; None if one rank has all of them."""
+        return self.latents.process_group
+
+    def divided(self, groups: int, shards: int) -> Ranks:
+        """The same ranks as `groups` groups of SAEs with their latents in `shards` parts; all ranks call this."""
+        if self.world == 1 or shards == 1:
+            return replace(self, saes=self.rank if groups > 1 else 0, groups=groups, latents=Group())
+        from torch.distributed.device_mesh import init_device_mesh
+
+        assert groups * shards == self.world
+        mesh = init_device_mesh(self.device.type, (groups, shards), mesh_dim_names=("saes", "latents"))
+        saes, shard = divmod(self.rank, shards)  # ranks of a group are neighbors: on one machine where possible
+        latents = Group(shard, shards, mesh.get_group("latents"))
+        return replace(self, saes=saes, groups=groups, latents=latents)
+
+
+def own_rank() -> int:
+    """This process's rank by torchrun's environment; 0 without it."""
+    return int(os.environ.get("RANK", 0)) if "WORLD_SIZE" in os.environ else 0
+
+
+def number_of_ranks() -> int:
+    """How many processes torchrun has started for this job."""
+    return int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
+
+
+_joined: list[Any] = []  # the store and the ranks, once joined
+
+
+def join(device: str | torch.device | None = None) -> Ranks:
+    """Join the ranks that torchrun has started; in a process of its own, the only rank.
+
+    `device` is a kind of device: each rank takes the GPU of its own number on its machine. Where there are fewer GPUs
+    than ranks, they share them, and exchange over the CPU.
+    """
+    from sampled_sae.utils.system import usable_device
+
+    if number_of_ranks() == 1:
+        return Ranks(device=usable_device(device))
+    if not _joined:
+        import torch.distributed as dist
+
+        local, beside = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        enough = torch.cuda.device_count() >= beside
+        if place.type == "cuda":
+            place = torch.device("cuda", local % max(1, torch.cuda.device_count()))
+        place = usable_device(place)
+        if place.type == "cuda":
+            torch.cuda.set_device(place)
+        backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" and enough and dist.is_nccl_available() else "gloo"
+        with _exchanging():
+            if dist.is_initialized():
+                found = dist.distributed_c10d._get_default_store()
+            else:
+                found = store()
+                dist.init_process_group(
+                    backend, store=found, rank=own_rank(), world_size=number_of_ranks(), timeout=LIMIT
+                )
+            rank, world = dist.get_rank(), dist.get_world_size()
+            groups = [Group(rank, world, dist.new_group(timeout=LIMIT)) for _ in range(2)]
+        _joined.extend((found, Ranks(rank, world, device=place, all=groups[0], beside=groups[1])))
+    ranks: Ranks = _joined[1]
+    return ranks
+
+
+def store(timeout: timedelta = LIMIT) -> Store:
+    """The ranks' common store, which torchrun's own process keeps."""
+    if _joined:
+        found: Store = _joined[0]
+        return found
+    import torch.distributed as dist
+
+    return next(iter(dist.rendezvous("env://", timeout=timeout)))[0]
+
+
+def leave() -> None:
+    """Leave the group at the end of a training, so that the process may end in its own time."""
+    if _joined:
+        import torch.distributed as dist
+
+        _joined.clear()
+        dist.destroy_process_group()
+
+
+def first_to_fail() -> bool:
+    """Whether this rank is the first that reports an error: of several ranks, one prints it."""
+    if number_of_ranks() == 1:
+        return True
+    try:
+        return store(timedelta(seconds=10)).add("sampled_sae/failed", 1) == 1
+    except Exception:  # without a store, every rank prints for itself
+        return True
