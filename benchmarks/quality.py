@@ -122,10 +122,10 @@ class Comparison:
         own = ROOT / ".peers" / self.peers[toolkit].package / "bin" / "python"
         return own if own.exists() else None
 
-    def run(self, toolkit: str, lr: float | None, tokens: int, seed: int = 0) -> Line:
-        """Train and measure, unless that is done already."""
+    def run(self, toolkit: str, lr: float | None, tokens: int, seed: int = 0, again: bool = False) -> Line:
+        """Train and measure, unless that is done already. With `again`, train for the SAE alone, without a new line."""
         about = key(self.setting, toolkit, lr, tokens, seed)
-        if (line := self.results.get(about)) is not None:
+        if (line := self.results.get(about)) is not None and not again:
             return line
         if toolkit == OURS:
             sae, seconds = self.train_ours(tokens, seed)
@@ -141,7 +141,8 @@ class Comparison:
         del sae
         if self.device == "cuda":
             torch.cuda.empty_cache()
-        line = self.results.add(about, {"seconds": seconds} | found)
+        found = {"seconds": seconds} | found
+        line = found if again else self.results.add(about, found)
         rate = "" if lr is None else f" lr {lr:.3g}"
         print(f"{self.name}: {toolkit}{rate}, {tokens:,} tokens, {seconds:.1f} s: {line['fvu']}", flush=True)
         return line
@@ -242,8 +243,6 @@ class Comparison:
         self.run(OURS, None, self.setting.select_tokens)
         for toolkit in list(self.peers):
             about = key(self.setting, toolkit, None, self.setting.select_tokens)
-            if self.results.get(about, "selected"):
-                continue
             start = self.start(toolkit)
             try:
                 while (rate := next_rate(self.short(toolkit), start)) is not None:
@@ -252,7 +251,9 @@ class Comparison:
                 print(f"{toolkit}: left out ({error})", file=sys.stderr)
                 del self.peers[toolkit]
                 continue
-            self.results.add(about, {"lr": best_rate(self.short(toolkit))}, "selected")
+            found = {"lr": best_rate(self.short(toolkit))}
+            if (self.results.get(about, "selected") or {}).get("lr") != found["lr"]:
+                self.results.add(about, found, "selected")
 
     def full_runs(self) -> Iterator[tuple[str, float | None, int]]:
         """Toolkit, rate and seed of the runs at full length: of a peer's variants, the one that was selected best."""
@@ -271,13 +272,29 @@ class Comparison:
         for toolkit, lr, seed in self.full_runs():
             self.run(toolkit, lr, self.setting.tokens, seed)
 
+    def best_full(self) -> list[dict[str, Any]]:
+        """Keys of the runs of full length to evaluate: all of ours, and the lowest FVU on `select` of each peer."""
+        best: dict[Any, Line] = {}
+        for line in self.results.lines:
+            about = line["key"]
+            toolkit = about.get("toolkit")
+            if line["what"] != "run" or toolkit not in {OURS, *self.peers}:
+                continue
+            if about == key(self.setting, toolkit, about["lr"], self.setting.tokens, about["seed"]):
+                which = (OURS, about["seed"]) if toolkit == OURS else self.peers[toolkit].package
+                if which not in best or line["fvu"]["select"] < best[which]["fvu"]["select"]:
+                    best[which] = line
+        return [line["key"] for line in best.values()]
+
     def evaluate(self) -> None:
-        """CE loss recovered, absorption and probing of the SAEs of full length, one line for each."""
-        abouts = [key(self.setting, toolkit, lr, self.setting.tokens, seed) for toolkit, lr, seed in self.full_runs()]
-        left = [x for x in abouts if self.results.get(x) and not self.results.get(x, "evaluation")]
-        for about in [x for x in left if not self.folder(x).exists()]:  # the file of runs came from another machine
-            print(f"{about['toolkit']}: no SAE in {self.folder(about)}: delete its run to train again", file=sys.stderr)
-            left.remove(about)
+        """CE loss recovered, absorption and probing of the best SAEs of full length, one line for each.
+
+        An SAE that is not there, because its run came from another machine, is trained again.
+        """
+        left = [about for about in self.best_full() if not self.results.get(about, "evaluation")]
+        for about in left:
+            if not self.folder(about).exists():
+                self.run(about["toolkit"], about["lr"], about["tokens"], about["seed"], again=True)
         if not left:
             return
         saes = [SAE.load(self.folder(about), self.device) for about in left]

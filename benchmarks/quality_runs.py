@@ -12,6 +12,7 @@ from typing import Any
 
 FACTOR = 2.0  # ratio of neighboring rates
 FARTHEST = 8  # factors from the first rate in each direction
+DIVERGED = 1.5  # times the best FVU: such a neighbor failed, and the rate behind it may be better
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ class Results:
                 os.truncate(path, len(whole.encode()))
 
     def get(self, key: Mapping[str, Any], what: str = "run") -> dict[str, Any] | None:
-        """The line of a run, if it is finished."""
-        return next((line for line in self.lines if line["what"] == what and line["key"] == key), None)
+        """The latest line of a run, if it is finished."""
+        return next((line for line in reversed(self.lines) if line["what"] == what and line["key"] == key), None)
 
     def add(self, key: Mapping[str, Any], found: Mapping[str, Any], what: str = "run") -> dict[str, Any]:
         """Write a line, to the disk."""
@@ -105,13 +106,17 @@ class Results:
 def next_rate(fvu: Mapping[float, float], start: float, factor: float = FACTOR) -> float | None:
     """FVU of the finished runs by learning rate -> the next rate to try; None if both neighbors of the best are worse.
 
-    Rates are `start` times powers of `factor`; an FVU of NaN (a run that diverged) counts as infinite.
+    Rates are `start` times powers of `factor`; an FVU of NaN counts as infinite. Behind a neighbor that diverged one
+    more rate is tried: some toolkits fail at single rates between good ones.
     """
     done = {round(math.log(rate / start, factor)): math.inf if math.isnan(v) else v for rate, v in fvu.items()}
     if not done:
         return start
     best = min(done, key=lambda n: (done[n], n))
-    for n in (best + 1, best - 1):
+    for side in (1, -1):
+        n = best + side
+        if n in done and done[n] > DIVERGED * done[best]:
+            n += side
         if n not in done and abs(n) <= FARTHEST:
             return start * factor**n
     return None

@@ -26,7 +26,7 @@ def search(fvu, start):
 
 @pytest.mark.parametrize("best", [1e-4, 1e-3, 7.9e-3])
 def test_search_ends_with_both_neighbors_of_the_best_rate_worse(best):
-    done = search(lambda rate: abs(math.log(rate / best)), 1e-3)
+    done = search(lambda rate: 5 + abs(math.log(rate / best)), 1e-3)
     rate = runs.best_rate(done)
     assert done[rate] < min(done[rate * 2], done[rate / 2])
     assert max(rate / best, best / rate) <= math.sqrt(2) + 1e-6
@@ -34,9 +34,17 @@ def test_search_ends_with_both_neighbors_of_the_best_rate_worse(best):
 
 
 def test_search_leaves_rates_that_diverge():
-    done = search(lambda rate: math.nan if rate > 1.5e-3 else 1 / rate, 1e-3)
+    done = search(lambda rate: math.nan if rate > 1.5e-3 else rate**-0.5, 1e-3)
     assert runs.best_rate(done) == 1e-3
-    assert set(done) == {1e-3, 2e-3, 5e-4}
+    assert set(done) == {1e-3, 2e-3, 4e-3, 5e-4}
+
+
+@pytest.mark.parametrize("start", [1e-3, 4e-3])
+def test_search_looks_behind_a_rate_that_diverges(start):
+    fvu = {5e-4: 0.15, 1e-3: 0.14, 2e-3: 1.5, 4e-3: 0.13, 8e-3: 0.16}
+    done = search(lambda rate: fvu[round(rate, 6)], start)
+    assert runs.best_rate(done) == pytest.approx(4e-3)
+    assert {round(rate, 6) for rate in done} >= {1e-3, 2e-3, 4e-3, 8e-3}
 
 
 def test_search_ends_if_every_rate_diverges():
@@ -68,6 +76,8 @@ def test_finished_runs_are_found_again(tmp_path):
     again = runs.Results(path)
     assert again.get(about)["fvu"] == {"select": 0.1}
     assert again.get(about, "evaluation")["absorption"] == 0.2
+    again.add(about, {"absorption": 0.3}, "evaluation")
+    assert again.get(about, "evaluation")["absorption"] == 0.3  # the latest
     for other in (
         runs.key(setting, "saelens", 6e-4, 5000),
         runs.key(setting, "saelens", 3e-4, 6000),
