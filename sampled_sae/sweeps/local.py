@@ -16,6 +16,7 @@ import torch
 from sampled_sae.config import require
 from sampled_sae.sweeps.store import Sweep
 from sampled_sae.utils.errors import Interrupted, UserError
+from sampled_sae.utils.files import writing
 from sampled_sae.utils.system import listening
 
 POLL = 0.2  # seconds between two looks at the workers
@@ -86,7 +87,8 @@ def run(sweep: Sweep, names: Sequence[str], places: Sequence[Slot], say: Say) ->
 
 def _start(sweep: Sweep, name: str, slot: Slot) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "sampled_sae.sweeps.worker", str(sweep.folder), name, slot.device, slot.name]
-    with (sweep.path(name) / "log.txt").open("ab") as log:
+    path = sweep.path(name) / "log.txt"
+    with writing(path), path.open("ab") as log:
         # In a session of its own: Ctrl-C reaches the launcher alone, which stops the workers once.
         return subprocess.Popen(
             *(command,),
@@ -106,6 +108,6 @@ def _ended(sweep: Sweep, name: str, code: int) -> str:
         try:
             with sweep.locked(name):
                 state = sweep.update(name, status="failed", error=f"the worker ended early ({killed}); see log.txt")
-        except UserError:  # another worker has it
-            return "is run by another process"
+        except UserError as error:  # another worker has it, or the folder is read-only
+            return f"the worker ended early ({killed}), which could not be noted: {error}"
     return state.status if state.error is None else f"{state.status}: {state.error}"

@@ -1,4 +1,4 @@
-"""Small jobs that are disturbed: training, caching, evaluation, a page. Each continues where it was stopped."""
+"""Small jobs that are disturbed: training, caching, evaluation, a page, a sweep. Each continues where it stopped."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae.data.cache import write_cache
+from sampled_sae.sweeps import launch
+from sampled_sae.sweeps.spec import SweepConfig, completed
+from sampled_sae.utils.errors import UserError
+from tests.crash.workers import BUG, forked
 
 VOLATILE = ("seconds", "tokens_per_second", "datetime_epoch_millis", "checksum", "versions", "git_commit")
-"""JSON fields that differ from run to run: times, and checksums over them."""
+VOLATILE += ("attempts", "worker")
+"""JSON fields that differ from run to run: times, checksums over them, and who ran a job of a sweep how often."""
+LOGS = (".lock", "log.txt")
 
 
 def rows() -> torch.Tensor:
@@ -69,14 +75,44 @@ def browse(out: Path) -> None:
     )
 
 
-JOBS: dict[str, Callable[[Path], None]] = {"train": train, "cache": write, "eval": evaluate, "browse": browse}
+@cache
+def spec() -> SweepConfig:
+    """Two jobs with one SAE each and its evaluation; model and text are outside of the folder that is disturbed."""
+    from tests.models.tiny_models import make_model, make_tokenizer
+
+    place = Path(tempfile.mkdtemp()) / "model"
+    make_model("llama").save_pretrained(place)
+    make_tokenizer().save_pretrained(place)
+    fields = {"models": str(place), "layers": 1, "text": text(), "evaluations": {"core": {"contexts": 4}}}
+    fields |= {"methods": ["batchtopk", "sampled:score=l2,l=2"], "d_sae": 48, "k": 4, "saes_per_job": 1}
+    sizes = {"steps": 8, "batch_size": 32, "heldout_tokens": 64, "log_every": 3, "checkpoint_every": 4}
+    return SweepConfig.from_dict(completed(fields | sizes | {"source": {"context": 16, "buffer_tokens": 800}}))
+
+
+def sweep(out: Path) -> None:
+    """Two jobs on this machine, one after the other; failed ones are run again."""
+    with forked() as codes:
+        seen = launch(spec(), out, device="cpu", workers=1, retry_failed=True)
+    if BUG in codes:
+        raise AssertionError("".join(path.read_text() for path in out.glob("jobs/*/log.txt")) or "a traceback")
+    if unfinished := [each for each in seen if each.status != "finished"]:
+        raise UserError(" and ".join(f"{each.status}: {each.error}" for each in unfinished))
+
+
+JOBS: dict[str, Callable[[Path], None]] = {  # the longest first, for the sake of processes that run them side by side
+    "sweep": sweep,
+    "eval": evaluate,
+    "browse": browse,
+    "train": train,
+    "cache": write,
+}
 
 
 def contents(out: Path) -> dict[str, Any]:
     """All files of a finished job, without what differs from run to run."""
     found: dict[str, Any] = {}
     for path in sorted(out.rglob("*")):
-        if path.is_file() and path.name != ".lock":
+        if path.is_file() and path.name not in LOGS:
             name = str(path.relative_to(out))
             if path.suffix == ".json":
                 found[name] = _lasting(json.loads(path.read_text()))

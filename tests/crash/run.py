@@ -11,6 +11,8 @@ import argparse
 import contextlib
 import errno
 import io
+import mmap
+import multiprocessing
 import os
 import random
 import shutil
@@ -21,6 +23,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ from safetensors.torch import save
 
 from sampled_sae.formats import saelens
 from sampled_sae.utils.errors import UserError
-from tests.crash.jobs import JOBS, contents, model, text
+from tests.crash.jobs import JOBS, contents, model, spec, text
 
 EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.link", "os.truncate"}
 """Audit events of changes to the file system, besides `open` for writing; os.replace is os.rename there."""
@@ -44,7 +47,16 @@ class Disturbance:
 
     def __init__(self, way: str, at: int, folder: Path):
         self.way, self.at, self.folder = way, at, str(folder)
-        self.count, self.quiet = 0, False
+        self.quiet, self._first = False, os.getpid()
+        self._count = mmap.mmap(-1, 8)  # shared with the processes that the job forks
+
+    @property
+    def count(self) -> int:
+        return int.from_bytes(self._count[:8], "little")
+
+    @count.setter
+    def count(self, value: int) -> None:
+        self._count[:8] = value.to_bytes(8, "little")
 
     def install(self) -> None:
         sys.addaudithook(self.hook)
@@ -70,7 +82,7 @@ class Disturbance:
         """One more operation; raises or kills if it is the one."""
         self.count += 1
         if self.way == "kill" and self.count == self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.kill()
         if self.way == "full" and self.count == self.at and what != "os.remove" and what != "os.rmdir":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self.way == "read-only" and self.count >= self.at:
@@ -79,6 +91,12 @@ class Disturbance:
             self.quiet = True
             shutil.rmtree(self.folder, ignore_errors=True)
             self.quiet = False
+
+    def kill(self) -> None:
+        """End this process; every other time that it is a worker, its launcher too, as when a machine goes down."""
+        if os.getpid() != self._first and self.at % 2:
+            os.kill(self._first, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def _open(self, real: Any, file: Any, mode: str = "r", *args: Any, **settings: Any) -> Any:
         """A full disk shows when the file is written or closed, not when it is opened."""
@@ -96,7 +114,7 @@ class Disturbance:
             whole = save(tensors)
             Path(path).write_bytes(whole[: len(whole) // 2])
             if self.way == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
+                self.kill()
             raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
         real(tensors, path)
 
@@ -105,6 +123,7 @@ def attempt(job: str, out: Path, way: str = "", at: int = 0) -> tuple[str, str, 
     """Run a job in a process of its own: its end (or "kill"), the error, and the number of file operations."""
     report = out.with_suffix(".report")
     report.unlink(missing_ok=True)
+    ended, alive = os.pipe()  # has an end when all processes of the job have ended
     child = os.fork()
     if child == 0:
         end, text, disturbance = BUG, "", Disturbance(way, at, out)
@@ -121,7 +140,10 @@ def attempt(job: str, out: Path, way: str = "", at: int = 0) -> tuple[str, str, 
         disturbance.quiet, disturbance.way = True, ""
         report.write_text(f"{end}\n{disturbance.count}\n{text}")
         os._exit(0)
+    os.close(alive)
     _, status = os.waitpid(child, 0)
+    os.read(ended, 1)
+    os.close(ended)
     if os.WIFSIGNALED(status):
         return ("kill" if os.WTERMSIG(status) == signal.SIGKILL else HANG), "", 0
     end, count, text = report.read_text().split("\n", 2)
@@ -153,47 +175,63 @@ def disturb(job: str, way: str, at: int, right: dict[str, Any], again: random.Ra
     return end, ""
 
 
-def run(kills: int, others: int, jobs: list[str], seed: str = "0") -> int:
-    """That many kills, and that many disturbances of each other way; returns the number of failures."""
+def run(kills: int | None, others: int, jobs: list[str], seed: str = "0", processes: int = 1) -> int:
+    """That many kills and full disks, or one at every file operation, and that many of each other disturbance.
+
+    Returns the number of failures. Jobs are divided over `processes`.
+    """
     torch.set_num_threads(1)
-    begin, draw, failures = time.monotonic(), random.Random(seed), 0
-    if {"eval", "browse"} & set(jobs):
-        model(), text()  # once, not in each process
-    for job in jobs:
-        with tempfile.TemporaryDirectory() as temporary:
-            with contextlib.redirect_stderr(io.StringIO()):
-                JOBS[job](Path(temporary) / "here")  # so that imports are done once, not in each process
-            end, error, operations = attempt(job, Path(temporary) / "out")
-            if end != SUCCESS:
-                sys.exit(f"{job} fails undisturbed: {error}")
-            right = contents(Path(temporary) / "out")
-        for way in WAYS:
-            count = (kills if way == "kill" else others) // len(jobs) + 1
-            # Every operation if they suffice, else a sample; what is left over is killed twice.
-            once = list(range(1, operations + 1))
-            chosen = once if len(once) <= count else sorted(draw.sample(once, count))
-            twice = [draw.randrange(1, operations + 1) for _ in range(count - len(chosen))] if way == "kill" else []
-            ends: Counter[str] = Counter()
-            for at, again in [*((at, None) for at in chosen), *((at, draw) for at in twice)]:
-                end, wrong = disturb(job, way, at, right, again)
-                ends[end] += 1
-                if wrong:
-                    failures += 1
-                    print(f"{job}, {way} at file operation {at} of {operations}: {wrong}")
-            shown = ", ".join(f"{number} {name}" for name, number in ends.most_common())
-            print(f"{job}, {operations} file operations, {way} at {len(chosen) + len(twice)}: {shown}", flush=True)
+    begin = time.monotonic()
+    if {"eval", "browse", "sweep"} & set(jobs):
+        model(), text(), spec()  # once, not in each process
+    shares = [None if kills is None else kills // len(jobs) + 1] * len(jobs), [others // len(jobs) + 1] * len(jobs)
+    if processes == 1:
+        failures = sum(map(run_job, jobs, *shares, [seed] * len(jobs)))
+    else:
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
+            failures = sum(pool.map(run_job, jobs, *shares, [seed] * len(jobs)))
     print(f"{time.monotonic() - begin:.0f} s, {failures} failures")
+    return failures
+
+
+def run_job(job: str, kills: int | None, others: int, seed: str) -> int:
+    """Disturb one job in every way; returns the number of failures."""
+    draw, failures = random.Random(f"{seed} {job}"), 0
+    with tempfile.TemporaryDirectory() as temporary:
+        with contextlib.redirect_stderr(io.StringIO()):
+            JOBS[job](Path(temporary) / "here")  # so that imports are done once, not in each process
+        end, error, operations = attempt(job, Path(temporary) / "out")
+        if end != SUCCESS:
+            sys.exit(f"{job} fails undisturbed: {error}")
+        right = contents(Path(temporary) / "out")
+    once = list(range(1, operations + 1))
+    for way in WAYS:
+        wanted = kills if way == "kill" else others if kills is not None or way != "full" else None
+        count = max(operations, 60) if wanted is None else wanted
+        # Every operation if they suffice, else a sample; what is left over is killed twice.
+        chosen = once if len(once) <= count else sorted(draw.sample(once, count))
+        twice = [draw.randrange(1, operations + 1) for _ in range(count - len(chosen))] if way == "kill" else []
+        ends: Counter[str] = Counter()
+        for at, again in [*((at, None) for at in chosen), *((at, draw) for at in twice)]:
+            end, wrong = disturb(job, way, at, right, again)
+            ends[end] += 1
+            if wrong:
+                failures += 1
+                print(f"{job}, {way} at file operation {at} of {operations}: {wrong}")
+        shown = ", ".join(f"{number} {name}" for name, number in ends.most_common())
+        print(f"{job}, {operations} file operations, {way} at {len(chosen) + len(twice)}: {shown}", flush=True)
     return failures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--others", type=int, default=60, help="of each: full disk, read-only folder, removed folder")
+    parser.add_argument("--kills", type=int, help="in all; at every file operation when unset, and so for full disks")
+    parser.add_argument("--others", type=int, default=60, help="of each other disturbance, in all")
     parser.add_argument("--jobs", nargs="*", default=[*JOBS], choices=[*JOBS])
     parser.add_argument("--seed", default="0")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     asked = parser.parse_args()
-    sys.exit(1 if run(asked.kills, asked.others, asked.jobs, asked.seed) else 0)
+    sys.exit(1 if run(asked.kills, asked.others, asked.jobs, asked.seed, asked.processes) else 0)
 
 
 if __name__ == "__main__":

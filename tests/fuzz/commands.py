@@ -20,9 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.fuzz.data import array_damage
 from tests.fuzz.mutate import binary_damage, json_damage, lines_damage
 from tests.fuzz.run import Failure
-from tests.fuzz.targets import CHECKPOINT, NAMES, array_damage, build
+from tests.fuzz.targets import build
+from tests.fuzz.training import CHECKPOINT, NAMES
 
 LIMIT = 120.0
 TRAIN = (
@@ -87,6 +89,9 @@ COMMANDS = [
         | {f"{FIRST}/sampled_sae.json": json_damage},
         True,
     ),
+    Command(("sweep", "jobs/spec.json", "--dry-run"), {"jobs/spec.json": json_damage}),
+    Command(("sweep", "jobs/spec.yaml", "--dry-run"), {"jobs/spec.yaml": binary_damage}),
+    Command(("sweep", "status", "jobs"), {"jobs/sweep.json": json_damage, "jobs/jobs/a/job.json": json_damage}),
     Command(("report", "compare", "--out", "reported", "--no-figures"), {"compare/compare.json": json_damage}, True),
     Command(
         ("merge", "synthetic/one", "synthetic/two", "--out", "merged"), {"synthetic/one/results.json": json_damage}
@@ -182,7 +187,8 @@ def prepare(root: Path) -> None:
 
     import sampled_sae as ss
     from sampled_sae.evals.core.schema import CoreConfig
-    from tests.fuzz.targets import Stop, rows
+    from tests.fuzz.target import rows
+    from tests.fuzz.training import Stop
 
     if not (root / "arrays").exists():
         build(root)

@@ -1,7 +1,7 @@
 """Damage files at random, read them, and judge what happens; `python -m tests.fuzz.run --help`.
 
 Allowed are the result of the undamaged file, or a `UserError`. Failures are other exceptions, hangs, and results that
-differ without an error, where the file's policy does not allow it (see `targets.File`).
+differ without an error, where the file's policy does not allow it (see `target.File`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import torch
 
 from sampled_sae.utils.errors import UserError
 from tests.fuzz.mutate import Damage
-from tests.fuzz.targets import File, Target, build, digest, targets
+from tests.fuzz.target import File, Target, digest
+from tests.fuzz.targets import build, targets
 
 LIMIT = 30.0
 """Seconds until an input counts as a hang."""
