@@ -121,7 +121,7 @@ def evaluate_probing_many(
     steps = Steps(progress, sum(len(item.texts) + PROBE_WORK * len(item.draws.tasks) * probes for item in work))
     dtype = str(model.dtype).removeprefix("torch.")
     try:
-        done = [_measure(item, saes, model, layer, settings, steps) for item in work]
+        done = [_fitting(item, saes, model, layer, settings, steps) for item in work]
     except torch.cuda.OutOfMemoryError:
         raise UserError(
             f"contexts_at_once = {settings.contexts_at_once}, tokens_at_once = {settings.tokens_at_once}, "
@@ -154,6 +154,20 @@ def _prepare(settings: ProbingConfig) -> list[_Work]:
         used = {int(row) for task in draws.tasks for part in (task.train, task.test) for row in part.rows}
         work.append(_Work(dataset, draws, sorted(used)))
     return work
+
+
+def _fitting(
+    work: _Work, saes: Sequence[SAE], model: LanguageModel, layer: Where, settings: ProbingConfig, steps: Steps
+) -> list[DatasetResult]:
+    """One dataset for each SAE: mean codes of all SAEs that fit into memory together, else of one half at a time."""
+    try:
+        return _measure(work, saes, model, layer, settings, steps)
+    except torch.cuda.OutOfMemoryError:
+        if len(saes) == 1:
+            raise
+    torch.cuda.empty_cache()
+    half = len(saes) // 2
+    return [one for part in (saes[:half], saes[half:]) for one in _fitting(work, part, model, layer, settings, steps)]
 
 
 def _measure(

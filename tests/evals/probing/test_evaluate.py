@@ -315,3 +315,22 @@ def test_a_model_from_disk_and_real_texts(tmp_path):
     result = evaluate_probing_many([random_sae().float()], lm, LAYER, settings)[0]
     assert [task.train_texts for task in result.datasets[0].tasks] == [100, 100]
     assert 0.3 < result.summary.residual.accuracy.mean < 0.9
+
+
+def test_saes_that_do_not_fit_into_memory_together_are_probed_in_parts(lm, file, monkeypatch):
+    from sampled_sae.evals.probing import evaluate
+
+    saes = [random_sae(seed=seed) for seed in range(3)]
+    whole = evaluate_probing_many(saes, lm, LAYER, config(file))
+    read, sizes = evaluate.read, []
+
+    def short_of_memory(model, layer, saes, *rest):
+        sizes.append(len(saes))
+        if len(saes) > 1:
+            raise torch.cuda.OutOfMemoryError
+        return read(model, layer, saes, *rest)
+
+    monkeypatch.setattr(evaluate, "read", short_of_memory)
+    parts = evaluate_probing_many(saes, lm, LAYER, config(file))
+    assert sizes == [3, 1, 2, 1, 1]
+    assert [numbers(one) for one in parts] == [numbers(one) for one in whole]
