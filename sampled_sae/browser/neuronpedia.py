@@ -47,11 +47,11 @@ class NeuronpediaConfig(Config):
     """How an SAE is called on Neuronpedia."""
 
     model_id: Id | None = None
-    """Neuronpedia's name of the model, such as gemma-2-2b; the last part of the model's own name when unset."""
+    """Neuronpedia's name of the model, such as gemma-2-2b. Default: the last part of the model's own name."""
     source_set: Id | None = None
-    """Set that the SAE belongs to, without the layer, such as res-16k; the SAE's folder when unset."""
+    """Set that the SAE belongs to, without the layer, such as res-16k. Default: the SAE's folder."""
     release: Id | None = None
-    """Release that the set belongs to; as the set when unset."""
+    """Release that the set belongs to. Default: as the set."""
     title: str = ""
     """Title of the release and description of the set."""
     creator: str = ""

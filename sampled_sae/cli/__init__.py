@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import re
@@ -14,35 +15,36 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from types import UnionType
-from typing import Annotated, Any, TextIO, Union, get_args
+from typing import Any, TextIO, Union, get_args
 
 import tyro
 
 from sampled_sae import __version__
-from sampled_sae.method.scores import SCORES
+from sampled_sae.cli.help import Command, command_help, overview
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.measures import shown
 
 PROGRAM = "sampled-sae"
+HELP = ("-h", "--help")
 COMMANDS = {
-    "train": "train.Train",
-    "resume": "resume.Resume",
-    "cache": "cache.Cache",
-    "eval": "eval.command",
-    "compare": "compare.Compare",
-    "report": "report.Report",
-    "browse": "browse.Browse",
-    "convert": "convert.Convert",
-    "push": "push.Push",
-    "sweep": "sweep.Sweep",
-    "sweep status": "sweep.Status",
-    "sweep cancel": "sweep.Cancel",
-    "reproduce": "reproduce.Reproduce",
-    "study": "study.StudyCommand",
-    "synthetic": "synthetic.Synthetic",
-    "merge": "synthetic.Merge",
+    "train": Command("train.Train", "Train", "train SAEs on a language model's activations, or on your own"),
+    "resume": Command("resume.Resume", "Train", "continue an interrupted run, or extend a finished one"),
+    "cache": Command("cache.Cache", "Train", "write a language model's activations to disk"),
+    "sweep": Command("sweep.Sweep", "Train", "run many trainings on the GPUs of a machine or on Slurm"),
+    "sweep status": Command("sweep.Status", "Train", "show the jobs of a sweep"),
+    "sweep cancel": Command("sweep.Cancel", "Train", "stop the jobs of a sweep"),
+    "eval": Command("eval.command", "Evaluate", "core metrics, probing, absorption, automated interpretability"),
+    "compare": Command("compare.Compare", "Evaluate", "similarity of SAEs across seeds and methods"),
+    "report": Command("report.Report", "Evaluate", "a page with tables and figures of a sweep"),
+    "browse": Command("browse.Browse", "Evaluate", "a page that shows the latents of an SAE"),
+    "convert": Command("convert.Convert", "Share", "SAEs of SAELens, dictionary_learning and others, and back"),
+    "push": Command("push.Push", "Share", "upload SAEs to the Hugging Face hub"),
+    "reproduce": Command("reproduce.Reproduce", "Experiments", "the whole paper, from training to its tables"),
+    "synthetic": Command("synthetic.Synthetic", "Experiments", "the paper's experiment on data with known features"),
+    "merge": Command("synthetic.Merge", "Experiments", "merge runs of the synthetic experiment"),
+    "study": Command("study.StudyCommand", "Experiments", "a declared comparison of methods, with verdicts"),
 }
-"""The module of each command and its dataclass, or a function that makes it; only what is run is imported."""
+"""All commands; only the one that is run is imported."""
 BROKEN_PIPE = 141
 """Exit code that shells give to a process whose output has no reader."""
 
@@ -74,15 +76,19 @@ def _run(arguments: list[str]) -> None:
         return
     if name := next((name for name in (" ".join(arguments[:2]), *arguments[:1]) if name in COMMANDS), None):
         parse(load(name), arguments[len(name.split()) :], f"{PROGRAM} {name}").run()
-        return
-    described = f"Train, evaluate and compare sparse autoencoders. Scores: {', '.join(SCORES)}. --version: print it."
-    every: Any = Union[tuple(Annotated[load(name), tyro.conf.subcommand(name)] for name in COMMANDS)]  # noqa: UP007
-    parse(every, arguments, PROGRAM, description=described)
+    elif not arguments or arguments[0] in HELP:
+        print(overview(PROGRAM, COMMANDS, __version__), end="")
+    else:
+        near = difflib.get_close_matches(arguments[0], COMMANDS, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UserError(
+            f"command = {_shortened(arguments[0])!r}: not known; {meant}{PROGRAM} --help lists the commands"
+        )
 
 
 def load(name: str) -> Any:
     """The dataclass of a command."""
-    module, found = COMMANDS[name].split(".")
+    module, found = COMMANDS[name].target.split(".")
     command = getattr(import_module(f"{__name__}.{module}"), found)
     return command if isinstance(command, type) else command()
 
@@ -99,6 +105,10 @@ def parse(command: Any, arguments: Sequence[str], program: str, **settings: Any)
     renamed = [part for word in arguments for part in _present_name(word, getattr(command, "OLD_FLAGS", {}))]
     if hasattr(command, "defaults"):
         settings["default"] = command.defaults(renamed)
+    if asked := next((word for word in arguments if word in HELP or word.startswith("--help-")), None):
+        wanted = asked.removeprefix("--help-") if asked not in HELP else ""
+        print(command_help(command, program, settings.get("default"), wanted), end="")
+        raise SystemExit(0)
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_optional)
     parser = partial(tyro.cli, command, prog=program, args=renamed, registry=registry, **settings)
@@ -126,7 +136,7 @@ def _unwrapped(parser: Callable[[], Any]) -> str:
 
 
 def _optional(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """Flags whose default is None: None is left out to be set, and shown as `unset` in the help."""
+    """Flags whose default is None: None cannot be given."""
     if info.type_origin not in (Union, UnionType) or type(None) not in get_args(info.type):
         return None
     inner: Any = Union[tuple(kind for kind in get_args(info.type) if kind is not type(None))]  # noqa: UP007
@@ -173,8 +183,6 @@ def _one_line(box: str, arguments: Sequence[str], program: str) -> str:
     if text.startswith("Missing from"):
         names = [line.split()[0] for line in first[1:] if line.startswith("--") or line.isupper()]
         return f"{', '.join(names)}: is missing; {program} --help describes it"
-    if found := re.match(r"Expected one of \{(.*)\}", text):
-        return f"command: is missing; must be one of {found[1]}"
     return text or box.strip()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import tyro
@@ -52,9 +53,15 @@ class Browse:
     """Names on Neuronpedia."""
     settings: Annotated[BrowseConfig, tyro.conf.arg(name="")] = field(default_factory=BrowseConfig)
     model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Precision of the model; bfloat16 on a GPU, float32 elsewhere when unset."""
+    """Precision of the model. Default: bfloat16 on a GPU, else float32."""
     device: str | None = None
-    """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
+    """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
+
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "runs/b/saes/batchtopk-s0 --text stdlib --out browser",
+        "runs/b/saes/batchtopk-s0 --text held-out.jsonl --tokens 1000000 --other runs/b/saes/topk-s0 --out browser",
+        "runs/b/saes/batchtopk-s0 --text stdlib --out browser --neuronpedia neuronpedia",
+    )
 
     def run(self) -> None:
         from sampled_sae.api import browse

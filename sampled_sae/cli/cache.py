@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -45,7 +45,7 @@ class Collect:
     subset: str | None = None
     """Configuration of a hub dataset."""
     model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Precision of the model; bfloat16 on a GPU, float32 elsewhere when unset."""
+    """Precision of the model. Default: bfloat16 on a GPU, else float32."""
     source: Source = field(default_factory=Source)
 
     OLD_FLAGS: ClassVar[Mapping[str, str]] = {
@@ -99,10 +99,22 @@ class Cache:
     seed: int = 0
     """Seed of the order."""
     device: str | None = None
-    """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
+    """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
     only_size: bool = False
     """Only print how much disk it takes."""
 
+    GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Activations": (
+            *("model", "text", "layer", "hook", "context", "text_field", "split", "subset"),
+            *("model_dtype", "device"),
+        ),
+        "Cache": ("out", "tokens", "shard_tokens", "heldout_tokens", "seed", "only_size"),
+    }
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "--model smollm2 --text stdlib --layer 12 --tokens 1000000 --out acts/smollm2",
+        "--model google/gemma-2-2b --text corpus.jsonl.zst --layer 12 --tokens 100000000 --out acts/gemma --only-size",
+        "--model smollm2 --text stdlib --layer 6 12 --context 512 --tokens 1000000 --out acts/two-layers",
+    )
     OLD_FLAGS: ClassVar[Mapping[str, str]] = Collect.OLD_FLAGS
 
     def run(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
@@ -21,10 +22,16 @@ class Compare:
     """Folder for compare.json, pairs.csv and unique.csv."""
     similarity: Annotated[SimilarityConfig, tyro.conf.arg(name="")] = field(default_factory=SimilarityConfig)
     embedder: str | None = None
-    """Model of sentence-transformers for the explanations: a hub name, a folder, or minilm; all-mpnet-base-v2, as in
-    the paper, when unset."""
+    """Model of sentence-transformers for the explanations: a hub name, a folder, or minilm. Default:
+    all-mpnet-base-v2, as in the paper."""
     device: str | None = None
-    """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
+    """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
+
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "runs/a --out runs/a/compare",
+        "runs/a --seeds different --matching none --out runs/a/compare",
+        "runs/a/saes/batchtopk-s0 hf:OWNER/NAME/layer-12 --out compare",
+    )
 
     def run(self) -> None:
         from sampled_sae.api import compare

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import tyro
 
@@ -21,6 +23,12 @@ class Convert:
     """saelens, dictionary_learning, or a format of an installed package."""
     k: int | None = None
     """Active latents per token, for files that do not name them (Qwen-Scope)."""
+
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "hf:google/gemma-scope-2b-pt-res/layer_12/width_16k/average_l0_82 saes/gemma-12",
+        "runs/a saes/dictionary_learning --format dictionary_learning",
+        "qwen-scope/layer12.sae.pt saes/qwen-12 --k 50",
+    )
 
     def run(self) -> None:
         from sampled_sae.evals.results import find_saes, names_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -35,7 +36,7 @@ class Eval:
     subset: str | None = None
     """Configuration of a hub dataset."""
     out: Path | None = None
-    """Folder for the table of all SAEs and the files for SAEBench's tools; when unset, evals in the first folder, or in
+    """Folder for the table of all SAEs and the files for SAEBench's tools. Default: evals in the first folder, or in
     the one that holds several SAEs side by side."""
     model: str | None = None
     """Model, where the name that is saved with the SAE does not lead to it."""
@@ -44,12 +45,23 @@ class Eval:
     hook: str | None = None
     """Hook point by name, such as model.layers.3.mlp, for an SAE that does not name its own."""
     model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Precision of the model; bfloat16 on a GPU, float32 elsewhere when unset."""
+    """Precision of the model. Default: bfloat16 on a GPU, else float32."""
     redo: bool = False
     """Measure again what was measured in the same way before."""
     device: str | None = None
-    """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
+    """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
 
+    GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
+        "SAEs and evaluations": ("folders", "evals", "redo", "out"),
+        "Text": ("text", "text_field", "split", "subset"),
+        "Model": ("model", "layer", "hook", "model_dtype", "device"),
+    }
+    GROUPS_TITLE: ClassVar[str] = "Evaluations and their settings"
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "runs/b --text stdlib",
+        "runs/b --evals core,absorption --text held-out.jsonl --core.contexts 256",
+        "hf:google/gemma-scope-2b-pt-res/layer_12/width_16k/average_l0_82 --evals probing --probing.k 1 5",
+    )
     OLD_FLAGS: ClassVar[dict[str, str]] = {
         **{f"--{name}": f"--core.{name}" for name in OF_CORE},
         "--interp-tokens": "--autointerp.tokens",
@@ -85,4 +97,5 @@ class Eval:
 def command() -> Any:
     """`Eval` with the settings of each evaluation in a group of its name."""
     groups = [(name, each.config, field(default_factory=each.config)) for name, each in registry().items()]
-    return make_dataclass("Eval", groups, bases=(Eval,), frozen=True, namespace={"__doc__": Eval.__doc__})
+    described = {"__doc__": Eval.__doc__, "DESCRIPTIONS": {name: each.title for name, each in registry().items()}}
+    return make_dataclass("Eval", groups, bases=(Eval,), frozen=True, namespace=described)

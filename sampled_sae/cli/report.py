@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import tyro
 
@@ -23,6 +25,12 @@ class Report:
     """Only SAEs of this layer."""
     figures: bool = True
     """Write the figures as PNG and PDF files too, which takes kaleido and a Chrome or Chromium."""
+
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "runs/a --out report",
+        "runs/a runs/b --out report --no-figures",
+        "runs/layers --layer 12 --out report",
+    )
 
     def run(self) -> None:
         from sampled_sae.api import report

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sampled_sae.evals.autointerp.chat import ChatConfig
 from sampled_sae.experiments.scales import SCALES, Scale
@@ -40,7 +41,13 @@ class Reproduce:
     figures: bool = True
     """Write the report's figures as files too, which takes kaleido and a Chrome or Chromium."""
     device: str | None = None
-    """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
+    """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
+
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "--scale tiny --out runs/paper",
+        "--scale small --dry-run --out runs/paper",
+        "--scale tiny --only train core report --out runs/paper",
+    )
 
     def run(self) -> None:
         from sampled_sae.experiments.reproduce import reproduce

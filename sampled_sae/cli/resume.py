@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import tyro
 
@@ -18,9 +20,15 @@ class Resume:
     """Further steps of a finished training. Adam and the learning rate's schedule begin anew over these steps: warm-up,
     the same peak, decay to the end. Pools stay as in the last step."""
     device: str | None = None
-    """Device, such as cpu or cuda:1; the kind of device that the training began on when unset."""
+    """Device, such as cpu or cuda:1. Default: the kind that the training began on."""
     load_scores: tuple[Path, ...] = ()
     """Python files that register custom scores."""
+
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "runs/a",
+        "runs/a --extend 2000",
+        "runs/a --device cuda:1 --load-scores my_score.py",
+    )
 
     def run(self) -> None:
         from sampled_sae.api import resume

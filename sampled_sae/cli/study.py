@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tyro
 
@@ -21,9 +22,9 @@ class StudyCommand:
     out: Path = Path("runs/study")
     """Folder of the SAEs and of results.jsonl."""
     page: Path | None = None
-    """tables: Markdown page whose tables are replaced; results.md in `out` when unset."""
+    """tables: Markdown page whose tables are replaced. Default: results.md in --out."""
     figures: Path | None = None
-    """tables: folder for figures as PNG; none when unset."""
+    """tables: folder for figures as PNG. Default: no figures."""
     train_text: str | None = None
     """run: text of training."""
     select_text: str | None = None
@@ -35,13 +36,19 @@ class StudyCommand:
     probing: tuple[str, ...] = ()
     """run: datasets of the measure probing."""
     stages: tuple[str, ...] = ()
-    """run: stages to run; all when unset."""
+    """run: stages to run. Default: all."""
     words: int | None = None
-    """run: words of absorption; all when unset."""
+    """run: words of absorption. Default: all."""
     keep: bool = True
     """run: keep SAEs on disk after they are measured; a later stage trains missing ones again."""
     device: str | None = None
-    """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
+    """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
+
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "design.json",
+        "design.json --do run --train-text a.jsonl --select-text b.jsonl --report-text c.jsonl --out runs/study",
+        "design.json --do tables --out runs/study --page results.md",
+    )
 
     def run(self) -> None:
         from sampled_sae.experiments import study

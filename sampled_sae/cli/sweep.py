@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import tyro
 
@@ -26,18 +26,24 @@ class Sweep:
     spec: tyro.conf.Positional[Path]
     """A YAML or JSON file: models, layers, text, methods, d_sae, k, seeds, tokens, evaluations (docs/sweeps.md)."""
     out: Path | None = None
-    """Folder of the sweep; the path of the spec without its extension when unset."""
+    """Folder of the sweep. Default: the path of the spec without its extension."""
     launcher: Literal["local", "slurm"] = "local"
     """local: the GPUs of this machine, or its CPU; slurm: job arrays on a cluster."""
     workers: int | None = None
-    """Processes of local: one per GPU when unset, without a GPU one."""
+    """Processes of local. Default: one per GPU; without a GPU one."""
     device: Literal["cuda", "cpu"] | None = None
-    """Device of local; the GPUs if there are any when unset."""
+    """Device of local. Default: the GPUs, if there are any."""
     retry_failed: bool = False
     """Run failed jobs again, from their last checkpoint."""
     dry_run: bool = False
     """Only print the jobs."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
+
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "pythia.yaml --dry-run",
+        "pythia.yaml --workers 2",
+        "pythia.yaml --launcher slurm --slurm.partition gpu",
+    )
 
     @classmethod
     def defaults(cls, arguments: Sequence[str]) -> Sweep:
@@ -79,6 +85,8 @@ class Status:
     every: float = 2.0
     """Seconds between two looks with --watch."""
 
+    EXAMPLES: ClassVar[Sequence[str]] = ("pythia.yaml", "pythia --watch", "pythia --watch --every 30")
+
     def run(self) -> None:
         from sampled_sae.reporting.terminal import console_of
         from sampled_sae.sweeps import counted, look
@@ -102,6 +110,8 @@ class Cancel:
 
     folder: tyro.conf.Positional[Path]
     """Folder of the sweep, or its spec."""
+
+    EXAMPLES: ClassVar[Sequence[str]] = ("pythia.yaml", "pythia", "/shared/sweeps/pythia")
 
     def run(self) -> None:
         from sampled_sae.sweeps import cancel, counted

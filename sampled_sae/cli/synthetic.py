@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tyro
 
@@ -21,8 +22,8 @@ class Synthetic:
     preset: Literal["demo", "paper", "paper-table", "paper-table-p20", "paper-finite", "synthsaebench"] = "demo"
     """demo: minutes on a laptop; paper: as the paper states it; paper-table: fresh samples, three seeds, for a GPU;
     paper-table-p20: the same with p = 0.20 for frequent features; paper-finite: 10,000 samples and 65,536 latents;
-    synthsaebench: data after the specification of SynthSAEBench-16k, 20M samples. The flags below replace its values;
-    when unset, they are the preset's."""
+    synthsaebench: data after the specification of SynthSAEBench-16k, 20M samples. Other flags replace its
+    values."""
     seeds: tuple[int, ...] | None = None
     """Seeds; each SAE is trained once with each."""
     scores: tuple[str, ...] | None = None
@@ -44,9 +45,15 @@ class Synthetic:
     resume: bool = False
     """Continue from the last checkpoint in `out`."""
     device: str | None = None
-    """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
+    """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
     load_scores: tuple[Path, ...] = ()
     """Python files that register custom scores."""
+
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "--out demo",
+        "--preset paper-table --seeds 0 1 2 --out runs/table",
+        "--preset demo --scores l2 entropy --multipliers 5 30 --steps 500 --out runs/small",
+    )
 
     def run(self) -> None:
         from sampled_sae.experiments import synthetic
@@ -67,6 +74,12 @@ class Merge:
     """Folders with a results.json each."""
     out: Path
     """Folder for the merged results and their page."""
+
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "runs/seed0 runs/seed1 --out runs/both",
+        "runs/gpu runs/laptop --out runs/merged",
+        "runs/part-* --out runs/all",
+    )
 
     def run(self) -> None:
         from sampled_sae.experiments import synthetic

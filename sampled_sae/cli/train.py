@@ -12,10 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import tyro
 
 from sampled_sae.cli.cache import Collect, Source
+from sampled_sae.cli.help import heading, rows
 from sampled_sae.config import PositiveNumber, read_file
 from sampled_sae.experiments.stages import words
 from sampled_sae.method.config import AuxKConfig, InitConfig, OptimizerConfig, SAEConfig, ThresholdConfig
-from sampled_sae.method.presets import DEFAULT_METHODS, PAPER_INIT, PAPER_OPTIMIZER, parse_methods
+from sampled_sae.method.presets import DEFAULT_METHODS, PAPER_INIT, PAPER_OPTIMIZER, parameters, parse_methods
+from sampled_sae.method.presets import PRESETS as METHODS
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import InputNorm
 from sampled_sae.training.run import TrainConfig
@@ -25,6 +27,8 @@ IN_CONFIGS = ("d_sae", "k", "methods", "optimizer", "init", "auxk", "threshold")
 """Settings that a file of configurations contains."""
 
 
+COMMON = ("d_sae", "k", "lr", "prefixes")
+"""Parameters that every method has."""
 SHARED = ("batch_size", "input_norm", "heldout_tokens", "log_every", "checkpoint_every", "log_to")
 """Settings that all SAEs of a run share."""
 
@@ -34,7 +38,7 @@ class Optimizer(OptimizerConfig):
     """Adam, its learning rate over time, and the scale of the gradient."""
 
     lr: Annotated[PositiveNumber | None, tyro.conf.arg(aliases=("--lr",))] = None
-    """Peak learning rate; unset chooses it by d_in, d_sae, K, batch size and steps."""
+    """Peak learning rate. Default: a rule of d_in, d_sae, K, batch size and steps."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +48,20 @@ class Train:
     out: Path
     """Folder for the SAEs, the log and the checkpoints."""
     activations: tyro.conf.Positional[Path | None] = None
-    """A .npy, .safetensors or .pt file with a tensor [N, d_in] or [N, L, d_in], or a cache; otherwise name a model."""
+    """A .npy, .safetensors or .pt file with a tensor [N, d_in] or [N, L, d_in], or a cache; or give --model, --text and
+    --layer."""
     preset: Literal["paper", "paper-50k"] | None = None
     """The paper's experiment, all 49 SAEs: on 25M tokens, or for 50,000 steps. Other flags replace its values."""
     tokens: int | None = None
-    """Tokens to train on; alternatively `--steps`."""
+    """Tokens to train on; give this or --steps."""
     steps: int | None = None
-    """Optimizer steps."""
+    """Optimizer steps; give this or --tokens."""
     d_sae: Annotated[int, tyro.conf.arg(aliases=("--latents",))] = 16_384
     """Latents of each SAE."""
     k: int = 32
     """Mean active latents per token."""
     methods: tuple[str, ...] = DEFAULT_METHODS
-    """Methods: batchtopk, topk, topk_then_batchtopk, matryoshka, jumprelu, sampled, released, annealed, each with
-    parameters after a colon; `/` separates alternatives, as in sampled:score=l2/entropy,l=5/30."""
+    """Methods, each with parameters after a colon; `/` separates alternatives: sampled:score=l2/entropy,l=5/30."""
     seeds: tuple[int, ...] = (0,)
     """Each SAE is trained once with each seed."""
     configs: Path | None = None
@@ -65,21 +69,21 @@ class Train:
     batch_size: int = 4096
     """Tokens per step."""
     heldout_tokens: int = 65_536
-    """Tokens kept out of training to measure the input's scale and to calibrate the threshold."""
+    """Tokens held out of training, which measure the input's scale and calibrate the threshold."""
     input_norm: InputNorm = "sqrt_d_in"
-    """Root mean square norm that the inputs are scaled to in training; saved SAEs take raw activations all the same."""
+    """Root mean square norm that inputs are scaled to in training; saved SAEs take raw activations."""
     log_every: int = 50
     """Steps between two lines of the log."""
     checkpoint_every: int = 1000
     """Steps between two checkpoints."""
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Further destinations of the log."""
+    """Send the log there too."""
     resume: bool = False
-    """Continue from the last checkpoint in `out`."""
+    """Continue from the last checkpoint in --out."""
     dry_run: bool = False
-    """Only print estimates of time, memory, disk and tokens; no weights are loaded."""
+    """Print estimates of time, memory, disk and tokens; no weights are loaded."""
     device: str | None = None
-    """Device, such as cpu or cuda:1; the GPU if there is one when unset."""
+    """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
     key: str | None = None
     """Name of the tensor in a file that holds several."""
     load_scores: tuple[Path, ...] = ()
@@ -90,6 +94,20 @@ class Train:
     auxk: AuxKConfig = field(default_factory=AuxKConfig)
     threshold: ThresholdConfig = field(default_factory=ThresholdConfig)
 
+    GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Activations": (
+            *("activations", "key", "model", "text", "layer", "hook", "context"),
+            *("text_field", "split", "subset", "model_dtype"),
+        ),
+        "SAEs": ("methods", "d_sae", "k", "seeds", "lr", "configs", "preset", "load_scores"),
+        "Run": ("out", "tokens", "steps", "batch_size", "heldout_tokens", "input_norm", "device", "resume", "dry_run"),
+        "Log": ("log_every", "checkpoint_every", "log_to"),
+    }
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "acts.npy --tokens 10000000 --d-sae 16384 --k 32 --out runs/a",
+        "--model smollm2 --text stdlib --layer 12 --tokens 1000000 --out runs/b --dry-run",
+        "acts.npy --steps 6000 --methods batchtopk topk sampled:score=l2/entropy,l=5/30 --seeds 0 1 --out runs/c",
+    )
     OLD_FLAGS: ClassVar[Mapping[str, str]] = {
         **Collect.OLD_FLAGS,
         "--dead-after": "--auxk.dead-after",
@@ -102,6 +120,16 @@ class Train:
         "--fraction": "--methods released:fraction=0.5",
         "--at": "--methods released:at=0.7 (until= for the other methods)",
     }
+
+    @staticmethod
+    def notes() -> list[str]:
+        """Lines of the help about methods and scores."""
+        from sampled_sae.method.scores import SCORES
+
+        own = {name: [key for key in parameters(name) if key not in COMMON] for name in METHODS}
+        named = {name: ":".join(filter(None, (name, ",".join(f"{key}=" for key in own[name])))) for name in METHODS}
+        described = {named[name]: (method.__doc__ or "").splitlines()[0] for name, method in METHODS.items()}
+        return [heading("Methods"), *rows(described), "", heading("Scores"), *rows({"": ", ".join(SCORES)})]
 
     @classmethod
     def defaults(cls, arguments: Sequence[str]) -> Train:

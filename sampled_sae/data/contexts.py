@@ -56,7 +56,7 @@ class TextConfig(Config):
     skip_first: Count = 0
     """Positions at the start of each context whose activations are left out; BOS is the first of them."""
     end_of_text: str | None = None
-    """Token between two documents; none means <|endoftext|> or <|end_of_text|> if there is one, or else EOS."""
+    """Token between two documents. Default: <|endoftext|> or <|end_of_text|> if there is one, else EOS."""
     documents_at_once: Positive = 64
     """Documents that are tokenized together at first, later up to eight times as many; the contexts are the same."""
 

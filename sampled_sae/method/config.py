@@ -140,9 +140,9 @@ class Scope(Config):
     """How many tokens share one pool and one cut of their largest activations."""
 
     tokens: Positive | None = None
-    """Tokens per group; none means the whole batch, 1 means TopK."""
+    """Tokens per group; 1 is TopK. Default: the whole batch."""
     then: Positive | None = None
-    """Tokens per group once `until` is over; none means the whole batch."""
+    """Tokens per group once `until` is over. Default: the whole batch."""
     until: Share = 1.0
     """Share of the steps for which `tokens` holds."""
 
@@ -171,7 +171,7 @@ class PoolConfig(Config):
     refresh: Positive = 1
     """Steps between two draws of the pool; the paper draws one for every batch."""
     memory: ShareBelowOne | None = None
-    """Decay of a moving average of the score over batches, which then ranks the latents; none: this batch's score."""
+    """Decay of a moving average of the score over batches, which then ranks the latents. Default: no memory."""
 
     def check(self) -> None:
         grouped = self.scope.tokens is not None or (self.scope.until < 1 and self.scope.then is not None)
@@ -206,7 +206,7 @@ class OptimizerConfig(Config):
     """Adam, its learning rate over time, and the scale of the gradient. docs/recipe.md has the measurements."""
 
     lr: PositiveNumber | None = None
-    """Peak learning rate; none chooses it by d_in, d_sae, K, batch size and steps (`method.rate`)."""
+    """Peak learning rate. Default: a rule of d_in, d_sae, K, batch size and steps (`method.rate`)."""
     gradient: Literal["normalize", "clip"] = "normalize"
     """normalize: scale the gradient of all n parameters to norm sqrt(n) at every step; clip: see `clip`."""
     clip: Clip | None = None
@@ -251,7 +251,7 @@ class AuxKConfig(Config):
     dead_after: Positive = 10_000_000
     """Tokens without firing after which a latent counts as dead."""
     k: Positive | None = None
-    """Dead latents used per token; none means half the input width."""
+    """Dead latents used per token. Default: d_in / 2."""
 
     def latents(self, d_in: int) -> int:
         """Dead latents used per token."""
@@ -319,9 +319,9 @@ class SAEConfig(Config):
     threshold: ThresholdConfig = field(default_factory=ThresholdConfig)
     """The threshold's moving average."""
     seed: Seed | None = None
-    """Seed of the start values and of random pools; none means the run's seed."""
+    """Seed of the initial values and of random pools. Default: the run's seed."""
     name: Annotated[str, Bound(NAME, usable_as_folder)] | None = None
-    """Name in logs and folders; none makes one from the settings."""
+    """Name in logs and folders. Default: made from the settings."""
     prefixes: Annotated[tuple[Positive, ...], NotEmpty] | None = None
     """Matryoshka: widths of the nested prefixes of latents, ascending, the last one d_sae. The loss is the mean over
     the prefixes of the error that each leaves. None: all latents alone."""

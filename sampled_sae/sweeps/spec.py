@@ -57,7 +57,7 @@ class SlurmConfig(Config):
     """How jobs are submitted to Slurm."""
 
     partition: str | None = None
-    """Partition, or several with commas between them; the cluster's default when unset."""
+    """Partition, or several with commas between them. Default: the cluster's."""
     minutes: Positive = 240
     """Time limit of a job. One that needs longer writes a checkpoint, is requeued and continues."""
     gpus_per_job: Annotated[Count, Bound("must be 0 or 1: a job trains on one GPU", lambda n: n <= 1)] = 1
@@ -65,7 +65,7 @@ class SlurmConfig(Config):
     cpus_per_job: Positive = 4
     """CPU cores of a job."""
     memory_gb: Positive | None = None
-    """Main memory of a job in GB; the cluster's default when unset."""
+    """Main memory of a job in GB. Default: the cluster's."""
     jobs_at_once: Positive = 256
     """Jobs of the sweep that run at the same time, at most."""
     seconds_to_stop: Positive = 90

@@ -15,7 +15,7 @@ REQUIRED = {"cache": ["--tokens", "5", "--out", "o"], "eval": ["f"], "browse": [
 def flags(name, capsys):
     """The flags that take numbers or a choice."""
     with pytest.raises(SystemExit):
-        cli.parse(cli.load(name), ["--help"], name)
+        cli.parse(cli.load(name), ["--help-all"], name)
     return dict.fromkeys(re.findall(r"(--[a-z][\w.-]*) \[?(?:INT|FLOAT|\{)", capsys.readouterr().out))
 
 

@@ -192,8 +192,11 @@ def test_warnings_are_one_line(monkeypatch, capsys):
 def test_help_tells_what_there_is():
     done = run("--help")
     assert done.returncode == 0
-    assert "participation" in done.stdout
-    assert "--load-scores" in run("train", "--help").stdout
+    assert len(done.stdout.splitlines()) <= 40 and max(map(len, done.stdout.splitlines())) <= 80  # one screen
+    assert run().stdout == done.stdout
+    described = run("train", "--help").stdout
+    assert "--load-scores" in described and "participation" in described
+    refused(run("tarin"), "command = 'tarin': not known; did you mean train? sampled-sae --help lists the commands")
 
 
 def test_ctrl_c_is_one_line_and_exit_code_130(acts, tmp_path):

@@ -37,7 +37,7 @@ run, model, out = sys.argv[1:]
 cli.main(["eval", run, "--evals", "redundancy", "--model", model, "--device", "cpu", "--redundancy.rows-at-once", "5"])
 cli.main(["report", run, "--out", out, "--no-figures"])
 assert "Cosine with the nearest latent" in Path(out, "index.html").read_text()
-cli.main(["eval", "--help"])
+cli.main(["eval", "--help-redundancy"])
 """
 
 

@@ -28,7 +28,7 @@ class AbsorptionConfig(Config):
     """How words are shown to the model, how probes are fitted, and what counts as absorbed."""
 
     max_words: Annotated[int, at_least(2)] | None = None
-    """Words drawn from the tokenizer's vocabulary; None: all of them. Fewer words give weaker probes."""
+    """Words drawn from the tokenizer's vocabulary; fewer words give weaker probes. Default: all."""
     train_share: OpenShare = 0.8
     """Share of the words that probes are fitted on; the others test."""
     template: str = "{word} has the first letter:"

@@ -38,7 +38,7 @@ class ChatConfig(Config):
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the key; not needed for an endpoint on this machine."""
     temperature: Annotated[float, Bound("must be from 0 to 2", lambda value: 0 <= value <= 2)] | None = 0.0
-    """Sampling temperature; None: the endpoint's default, for models that allow no other."""
+    """Sampling temperature; None in Python leaves it to the endpoint, for models that allow no other."""
     limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """The endpoint's name for the most tokens of an answer; newer models of OpenAI take the second."""
     limit_factor: Annotated[float, at_least(1)] = 1.0
@@ -54,7 +54,7 @@ class ChatConfig(Config):
     longest_wait: NonNegative = 60.0
     """Most seconds between two attempts, even if the endpoint demands more."""
     cache: str | None = "~/.cache/sampled-sae/chat"
-    """Folder of the answer cache, so that no question is paid for twice; None: in memory only."""
+    """Folder of the answer cache, so that no question is paid for twice; None in Python keeps it in memory."""
 
     def check(self) -> None:
         url = urllib.parse.urlsplit(self.base_url)

@@ -51,7 +51,7 @@ class AutointerpConfig(Config):
     chat: ChatConfig = field(default_factory=ChatConfig)
     """The endpoint, if either of them is a chat model."""
     embedder: str | None = None
-    """Sentence embeddings of the offline judge: a hub name, a folder, or minilm; None: all-mpnet-base-v2."""
+    """Sentence embeddings of the offline judge: a hub name, a folder, or minilm. Default: all-mpnet-base-v2."""
     tokens: Annotated[int, at_least(CONTEXT)] = 2_000_000
     """Tokens of text that are read, in contexts of 128."""
     max_latents: Positive = 1000
@@ -89,7 +89,7 @@ class AutointerpConfig(Config):
     fuzzing_each: Half = 5
     """Fuzzing: windows with the firing tokens marked, and as many with others marked; 0 leaves it out."""
     control: bool | None = None
-    """Control: judge each latent by another latent's explanation too. None: only with the offline judge, because it
+    """Control: judge each latent by another latent's explanation too. Default: only with the offline judge, because it
     doubles the calls of a chat model."""
     contexts_at_once: Positive = 16
     """Contexts in one pass through the model; without effect on the results."""

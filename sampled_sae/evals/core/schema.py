@@ -35,9 +35,9 @@ class CoreConfig(Config):
     """
 
     contexts: Positive | None = None
-    """Contexts that are read; None: 64, or fewer if fewer were held out from training on the same text."""
+    """Contexts that are read. Default: 64, or fewer if fewer were held out from training on the same text."""
     context: Positive | None = None
-    """Tokens per context; None: as in training."""
+    """Tokens per context. Default: as in training."""
     skip_first: Count = 0
     """Positions at the start of each context that are left out."""
     left_out: tuple[int, ...] = ()
@@ -47,18 +47,18 @@ class CoreConfig(Config):
     norm_limit: PositiveNumber | None = None
     """The same as a norm, such as the one that training left tokens out by; it counts instead of `norm_factor`."""
     put_in: PutIn | None = None
-    """Positions at which the reconstruction and the ablations replace the residual stream; None: normal for SAEs that
-    were trained without high-norm tokens, saebench for others."""
+    """Positions at which the reconstruction and the ablations replace the residual stream. Default: normal for SAEs
+    that were trained without high-norm tokens, saebench for others."""
     loss: bool = True
     """Whether to measure cross-entropy and KL divergence, which take a pass through the whole model for each SAE."""
     trained_on_high_norm: bool = False
     """Whether training-time selection includes the high-norm tokens; they may take a large part of its budget."""
     cut_batch: Positive | None = None
-    """Tokens that share one pool and one cut with the training-time selection; None: training's batch, or 4096."""
+    """Tokens that share one pool and one cut with the training-time selection. Default: training's batch, or 4096."""
     legacy_batch: Positive = 16
     """Contexts whose mean the legacy explained variance subtracts; its value depends on it."""
     contexts_at_once: Positive | None = None
-    """Contexts in one pass through the model, without effect on the results; None: 16 on a GPU, 4 elsewhere."""
+    """Contexts in one pass through the model, without effect on the results. Default: 16 on a GPU, 4 elsewhere."""
     tokens_at_once: Positive = 2048
     """Tokens that an SAE encodes at once, without effect on the results."""
     resamples: Count = 1000
