@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.kernels.pool import highest, statistics
+from sampled_sae.method.latents import WHOLE
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.pools import draw_members
 from sampled_sae.method.scores import Score
@@ -45,7 +46,7 @@ class FastEncoder:
         self.x16 = padded_copy(x - weights.b_dec, W_enc.dtype)
         self.weights, self.W_enc = weights, W_enc
         self.b_enc = weights.b_enc.to(W_enc.dtype)
-        self.tokens = len(x)
+        self.tokens, self.shard = len(x), WHOLE
 
     def encode(self, latents: Tensor | None) -> Tensor:
         if latents is None:

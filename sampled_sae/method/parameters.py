@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sampled_sae.method.config import InitConfig, OptimizerConfig
+from sampled_sae.method.latents import WHOLE, Shard
 
 
 class Parameters(NamedTuple):
@@ -45,27 +47,57 @@ def activations(x: Tensor, weights: Weights, latents: Tensor | None = None) -> T
 
 
 def start_parameters(
-    d: int, m: int, generator: torch.Generator, dtype: torch.dtype, encoder_scale: float = 1.0
+    d: int,
+    m: int,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    encoder_scale: float = 1.0,
+    shard: Shard = WHOLE,
 ) -> Parameters:
-    """Random unit directions for the decoder, `encoder_scale` times the same for the encoder, biases 0."""
+    """Random unit directions for the decoder, `encoder_scale` times the same for the encoder, biases 0.
+
+    With latents over ranks, the rows of this rank's latents.
+    """
     # A linear layer's default initialization, which is uniform in +-1/sqrt(fan in); only directions survive.
     bound = 1 / math.sqrt(m)
-    device = generator.device
-    W_dec = torch.rand(m, d, generator=generator, device=device, dtype=dtype).mul_(2 * bound).sub_(bound)
-    unit_rows_(W_dec)
+    W_dec = torch.empty(m // shard.number, d, device=generator.device, dtype=dtype)
+    draw_rows_(W_dec, lambda rows: rows.uniform_(generator=generator), shard)
+    unit_rows_(W_dec.mul_(2 * bound).sub_(bound))
     return Parameters(
         W_enc=W_dec * encoder_scale,
-        b_enc=torch.zeros(m, device=device, dtype=dtype),
+        b_enc=W_dec.new_zeros(len(W_dec)),
         W_dec=W_dec,
-        b_dec=torch.zeros(d, device=device, dtype=dtype),
+        b_dec=W_dec.new_zeros(d),
     )
 
 
-def fit_to_batch_(weights: Weights, x: Tensor, config: InitConfig, generator: torch.Generator) -> None:
+def draw_rows_(W: Tensor, draw_: Callable[[Tensor], Tensor], shard: Shard) -> None:
+    """Fill W [n, d], this rank's rows, with what `draw_` would give them in one call for the rows of all ranks."""
+    if shard.number == 1:
+        draw_(W)
+        return
+    m, d = shard.number * len(W), W.shape[1]
+    own = shard.own(m)
+    # On a CPU numbers are drawn one after the other. A GPU gives other numbers when they are not drawn together.
+    size = m if W.is_cuda else -(-DRAWN // d // 16) * 16
+    for first in range(0, m, size):
+        drawn = draw_(W.new_empty(min(size, m - first), d))
+        start, stop = max(first, own.start), min(first + size, own.stop)
+        if start < stop:
+            W[start - own.start : stop - own.start] = drawn[start - first : stop - first]
+
+
+DRAWN = 2**22
+"""Numbers drawn at once, most of which are for other ranks."""
+
+
+def fit_to_batch_(
+    weights: Weights, x: Tensor, config: InitConfig, generator: torch.Generator, shard: Shard = WHOLE
+) -> None:
     """What depends on the first batch x [B, d]: b_dec, and the decoder's directions if they follow the covariance."""
     weights.b_dec.copy_(geometric_median(x))
     if config.decoder == "covariance":
-        weights.W_dec.normal_(generator=generator)
+        draw_rows_(weights.W_dec, lambda rows: rows.normal_(generator=generator), shard)
         weights.W_dec.copy_(weights.W_dec @ quarter_power(covariance(x)).to(weights.W_dec))
         unit_rows_(weights.W_dec)
         torch.mul(weights.W_dec, config.encoder_scale, out=weights.W_enc)

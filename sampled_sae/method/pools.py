@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.latents import WHOLE, Shard
 from sampled_sae.method.parameters import Weights, activations
-from sampled_sae.method.scores import Score, get_score
+from sampled_sae.method.scores import Score, get_score, token_sums
 from sampled_sae.method.scores.memory import remember_
 from sampled_sae.utils.errors import UserError
 
@@ -43,9 +44,9 @@ def draw_members(q: Tensor, size: int, pick: str, generator: torch.Generator) ->
     return pool, members(pool, size)
 
 
-def members(pool: Tensor, size: int) -> Tensor:
-    """A pool [m] bool with `size` members -> their indices [size], ascending."""
-    if not pool.is_cuda:
+def members(pool: Tensor, size: int | None) -> Tensor:
+    """A pool [m] bool with `size` members, if that is known -> their indices [size], ascending."""
+    if size is None or not pool.is_cuda:
         return pool.nonzero().squeeze(1)
     # `nonzero` would make the host wait for the device to count them; the count is known.
     place = torch.where(pool, pool.cumsum(0) - 1, size)
@@ -77,6 +78,8 @@ class Encoder(Protocol):
     """One batch and the weights that encode it."""
 
     tokens: int
+    shard: Shard
+    """Whether these are all latents; if not, `encode` knows the n of this rank, and m are those of all ranks."""
 
     def encode(self, latents: Tensor | None) -> Tensor:
         """The activations [B, n] of the given latents [n], or of all; those below 0 count as 0."""
@@ -91,8 +94,8 @@ class Encoder(Protocol):
 class PlainEncoder:
     """x [B, d] and the weights, in plain torch."""
 
-    def __init__(self, x: Tensor, weights: Weights):
-        self.x, self.weights = x, weights
+    def __init__(self, x: Tensor, weights: Weights, shard: Shard = WHOLE):
+        self.x, self.weights, self.shard = x, weights, shard
         self.tokens = len(x)
         self._all: Tensor | None = None
 
@@ -106,11 +109,15 @@ class PlainEncoder:
     def scores(self, score: Score, group: int, generator: torch.Generator, state: Tensor) -> Tensor:
         if score.reads == "input":
             centered = (self.x - self.weights.b_dec).view(-1, group, self.x.shape[1])
-            return score.from_input(centered, self.weights.W_enc, self.weights.b_enc)
-        shape = (self.tokens // group, group, len(self.weights.b_enc))
+            return self.shard.gather(score.from_input(centered, self.weights.W_enc, self.weights.b_enc))
+        n = len(self.weights.b_enc)
         if score.reads == "nothing":
+            shape = (self.tokens // group, group, n * self.shard.number)
             return score(self.x.new_empty(()).expand(shape), generator, state)
-        return score(self.encode(None).view(shape), generator, state)
+        Z = self.encode(None).view(self.tokens // group, group, n)
+        if self.shard.number > 1:
+            return score.from_sums(token_sums(Z, score.sums).map(self.shard.gather))
+        return score(Z, generator, state)
 
     def draw(self, q: Tensor, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return draw_members(q, size, pick, generator)
@@ -120,11 +127,11 @@ class Candidates(NamedTuple):
     """What the cut chooses from."""
 
     z: Tensor
-    """[B, n] activations of the pool's latents (zero outside of a group's own pool)."""
+    """[B, n] activations of the pool's latents (zero outside of a group's own pool); over ranks, of this rank's."""
     columns: Tensor | None
-    """[n] which latents the columns are; none: all of them."""
+    """[n] which latents the columns are, of this rank's; none: all of them."""
     pool: Tensor
-    """[m] bool: latents in the pool, or in the pool of any group."""
+    """[m] bool: latents in the pool, or in the pool of any group; of all ranks."""
     group: int
     """Tokens that share one cut."""
 
@@ -142,7 +149,7 @@ def candidates(
 
     `state` is what scores know of earlier batches; without it each batch is the first.
     """
-    m, pool = config.d_sae, config.pool
+    m, pool, own = config.d_sae, config.pool, encoder.shard.own(config.d_sae)
     group = pool.scope.group_at(encoder.tokens, step, steps)
     # Between two draws the pool keeps its size, whatever an annealed schedule says; a release is not kept waiting.
     size = config.pool_size_at(step - step % pool.refresh, steps)
@@ -150,7 +157,7 @@ def candidates(
         z = encoder.encode(None)
         return Candidates(z, None, torch.ones(m, dtype=torch.bool, device=z.device), group)
     if kept is not None and group == encoder.tokens and step % pool.refresh and int(kept.sum()) == size:
-        columns = members(kept, size)
+        columns = members(kept[own], size if encoder.shard.number == 1 else None)
         return Candidates(encoder.encode(columns), columns, kept, group)
     state = PoolState.empty(m, generator.device) if state is None else state
     q = encoder.scores(get_score(pool.score), group, generator, state.score)
@@ -159,7 +166,9 @@ def candidates(
     if group < encoder.tokens:
         pools = draw(q, size, pool.pick, generator)
         z = encoder.encode(None)
-        z.view(-1, group, m).mul_(pools[:, None])
+        z.view(-1, group, z.shape[1]).mul_(pools[:, None, own])
         return Candidates(z, None, pools.any(0), group)
     chosen, columns = encoder.draw(q, size, pool.pick, generator)
+    if encoder.shard.number > 1:
+        columns = members(chosen[own], None)
     return Candidates(encoder.encode(columns), columns, chosen, group)

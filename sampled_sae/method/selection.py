@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.method.codes import SparseCodes
+from sampled_sae.method.latents import WHOLE, Shard, as_bits, within_cut
 
 SAMPLE = 2**16
 """Values looked at to guess the cut; the guess only saves work, the result is exact."""
@@ -82,13 +83,13 @@ class Selection(NamedTuple):
     """The outcome of encoding, scoring and cutting one batch."""
 
     pool: Tensor
-    """[m] bool: latents in the pool, or in the pool of any group."""
+    """[m] bool: latents in the pool, or in the pool of any group; with latents over ranks, on all of them."""
     fired: Tensor
-    """[m] bool: latents with at least one kept activation."""
+    """[m] bool: latents with at least one kept activation; with latents over ranks, of this rank's."""
     smallest: Callable[[], Tensor]
     """Smallest kept activation, averaged over the groups that share a cut (TopK: over tokens); 0 if none is kept."""
     kept: Callable[[], int]
-    """Number of kept activations."""
+    """Number of kept activations, on all ranks."""
     codes: Any
     """The kept activations, in the form that the gradients of the same step path take."""
 
@@ -97,9 +98,9 @@ class Dead(NamedTuple):
     """Latents that have not fired for long."""
 
     mask: Tensor
-    """[m] bool."""
+    """[m] bool; with latents over ranks, of this rank's."""
     most: int
-    """At least as many as there are; known without waiting for the device."""
+    """At least as many as there are on any rank; known without waiting for the device."""
 
 
 class Outcome(NamedTuple):
@@ -127,14 +128,21 @@ class Moved(NamedTuple):
     """Gradient norm before clipping."""
 
 
-def keep_largest(z: Tensor, k: int, group: int, latents: int, columns: Tensor | None, cut: str) -> SparseCodes:
+def keep_largest(
+    z: Tensor, k: int, group: int, latents: int, columns: Tensor | None, cut: str, shard: Shard = WHOLE
+) -> SparseCodes:
     """The cut: of each group of tokens of z [B, n] the k*group largest (or of each token the k largest).
 
-    `columns` [n] says which latents the columns of z are; none means all of them.
+    `columns` [n] says which latents the columns of z are; none means all of them. With latents over ranks, z, columns
+    and the codes are those of this rank's latents, and the cut is one over all ranks.
     """
     tokens, width = z.shape
     rows = tokens if cut == "token" else tokens // group
-    flat = largest_of_rows(z.view(rows, -1), k * tokens // rows)
+    keep = k * tokens // rows
+    flat = largest_of_rows(z.view(rows, tokens // rows * width), keep)
+    if shard.number > 1:  # those kept are among this rank's own largest
+        bits, size = as_bits(z.view(-1)[flat])
+        flat = flat[within_cut(bits, flat // width, tokens, rows, keep, size, shard)]
     column = flat % width
     latent = column if columns is None else columns[column]
     return SparseCodes(flat // width, latent, z.view(-1)[flat], tokens, latents)

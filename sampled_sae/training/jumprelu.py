@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sampled_sae.method.codes import SparseCodes, by_latent, decode_with_pullback, total_by_latent, value_gradient
 from sampled_sae.method.config import JumpReLUConfig, SAEConfig
+from sampled_sae.method.latents import WHOLE, Shard
 from sampled_sae.method.parameters import JumpReLUParameters, Parameters
-from sampled_sae.method.selection import Outcome, Selection, largest
+from sampled_sae.method.selection import Outcome, Selection, keep_largest
 from sampled_sae.training.step import Left, PlainPath, add_auxk, parameter_gradients, reconstruct
 
 PEER_START = 0.001
@@ -34,7 +35,7 @@ def pre_activations(x: Tensor, weights: JumpReLUParameters, config: JumpReLUConf
     return torch.addmm(weights.b_enc, encoder_input(x, weights, config), weights.W_enc.T)
 
 
-def start_thresholds_(weights: JumpReLUParameters, x: Tensor, config: SAEConfig) -> None:
+def start_thresholds_(weights: JumpReLUParameters, x: Tensor, config: SAEConfig, shard: Shard = WHOLE) -> None:
     """The thresholds before the first step, from its batch x [batch, d_in]."""
     assert config.jumprelu is not None
     if config.jumprelu.variant == "dictionary_learning":
@@ -42,7 +43,9 @@ def start_thresholds_(weights: JumpReLUParameters, x: Tensor, config: SAEConfig)
         weights.threshold.fill_(PEER_START)
     else:
         z = pre_activations(x, weights, config.jumprelu)
-        weights.threshold.fill_(z.view(-1)[largest(z, config.k * len(x))].min().log())
+        codes = keep_largest(z, config.k, len(x), z.shape[1], None, "batch", shard)
+        smallest = torch.cat([codes.value, z.new_full((1,), torch.inf)]).min()
+        weights.threshold.fill_(shard.stack(smallest).min().log())
 
 
 class JumpReLUPath(PlainPath):
@@ -56,9 +59,9 @@ class JumpReLUPath(PlainPath):
         self.pre = pre_activations(x, self.weights, self.settings)
         theta = thresholds(self.weights, self.settings)
         codes = SparseCodes.from_dense(torch.where(self.pre > theta, self.pre, 0))
-        fired = torch.zeros_like(pool)
-        fired[codes.latent] = True
-        return Selection(torch.ones_like(pool), fired, lambda: theta.mean().float(), lambda: len(codes.value), codes)
+        return self._selection(
+            torch.ones_like(pool), codes, lambda: self.shard.sum(theta.mean().float()) / self.shard.number
+        )
 
     @property
     def settings(self) -> JumpReLUConfig:
@@ -67,16 +70,16 @@ class JumpReLUPath(PlainPath):
 
     def gradients(self, selection: Selection, dead: Tensor | None) -> Outcome:
         """Codes and dead latents [n_dead] -> loss and gradients, as `JumpReLUParameters`."""
-        x, weights, settings, codes = self.x, self.weights, self.settings, selection.codes
-        left = reconstruct(x - weights.b_dec, weights.W_dec, codes, self.config.prefixes)
+        x, weights, settings, codes, shard = self.x, self.weights, self.settings, selection.codes, self.shard
+        left = reconstruct(x - weights.b_dec, weights.W_dec, codes, self.prefixes, shard)
         outcome = parameter_gradients(encoder_input(x, weights, settings), codes, left)
         gradients: Parameters = outcome.gradients
         auxiliary, alpha = outcome.auxk, self.config.auxk.alpha
         if settings.variant == "relative":
             if dead is not None and alpha > 0:
-                auxiliary = add_auxk(gradients, x, weights, left.errors[:, -1], dead, self.config.auxk)
-            gradients.b_dec.sub_(gradients.b_enc @ weights.W_enc)
-        penalty, slope = self._penalty(len(codes.value) / len(x))
+                auxiliary = add_auxk(gradients, x, weights, left.errors[:, -1], dead, self.config.auxk, shard)
+            gradients.b_dec.sub_(shard.sum(gradients.b_enc @ weights.W_enc))
+        penalty, slope = self._penalty(selection.kept() / len(x))
         both = JumpReLUParameters(*gradients, threshold=self._on_threshold(left, slope))
         return Outcome(both, outcome.loss + penalty + alpha * auxiliary, outcome.error, auxiliary)
 
@@ -98,7 +101,7 @@ class JumpReLUPath(PlainPath):
         width = settings.bandwidth * (theta if relative else torch.ones_like(theta))
         token, latent = ((pre - theta).abs() < width / 2).nonzero(as_tuple=True)
         near = SparseCodes(token, latent, pre.new_zeros(len(token)), *pre.shape)
-        parts = near if self.config.prefixes is None else near.segments(self.config.prefixes)
+        parts = near if self.prefixes is None else near.segments(self.prefixes)
         decoded, leaf = decode_with_pullback(parts, self.weights.W_dec)
         on_code = value_gradient(decoded, leaf, left.out.view(decoded.shape))
         # In dictionary_learning the L0 of the codes counts, so only activations above the threshold are seen.

@@ -11,6 +11,7 @@ from torch import Tensor
 from sampled_sae import kernels
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.latents import WHOLE, Shard, check_divided
 from sampled_sae.method.parameters import JumpReLUParameters, Parameters, Weights, fit_to_batch_, start_parameters
 from sampled_sae.method.pools import churn
 from sampled_sae.method.rate import with_lr
@@ -23,17 +24,19 @@ from sampled_sae.training.step import PlainPath, StepPath
 from sampled_sae.utils.measures import Better, Metric
 
 
-def open_path(weights: Weights, config: SAEConfig, steps: int, generator: torch.Generator) -> StepPath:
+def open_path(
+    weights: Weights, config: SAEConfig, steps: int, generator: torch.Generator, shard: Shard = WHOLE
+) -> StepPath:
     """The fastest step path for the weights' device and dtype. SAMPLED_SAE_PATH=plain forces the plain one."""
     device, dtype = weights.b_dec.device, weights.b_dec.dtype
     fast = os.environ.get("SAMPLED_SAE_PATH") != "plain" and kernels.usable(device, dtype, config)
     if isinstance(weights, JumpReLUParameters):
-        return JumpReLUPath(weights, config, steps, generator)
-    if fast:
+        return JumpReLUPath(weights, config, steps, generator, shard)
+    if fast and shard.number == 1:
         from sampled_sae.kernels.path import FastPath
 
         return FastPath(weights, config, steps, generator)
-    return PlainPath(weights, config, steps, generator)
+    return PlainPath(weights, config, steps, generator, shard)
 
 
 LOOK_EVERY = 16
@@ -118,17 +121,22 @@ class Learner:
         device: torch.device,
         dtype: torch.dtype,
         extends: int = 0,
+        shard: Shard = WHOLE,
     ):
-        """Steps before `extends` belong to the training that is extended (see `begin_with`)."""
-        self.config, self.steps, self.extends, m = config, steps, extends, config.d_sae
+        """Steps before `extends` belong to the training that is extended (see `begin_with`).
+
+        With latents over ranks, `shard` says which of them are here. Every rank makes the same calls.
+        """
+        self.config, self.steps, self.extends, self.shard, m = config, steps, extends, shard, config.d_sae
+        check_divided(config, shard.number)
         get_score(config.pool.score)  # an unknown name is an error now, not at the first step
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.weights: Weights = start_parameters(d_in, m, self.generator, dtype, config.init.encoder_scale)
+        self.weights: Weights = start_parameters(d_in, m, self.generator, dtype, config.init.encoder_scale, shard)
         if config.jumprelu is not None:
             self.weights = JumpReLUParameters(*self.weights, threshold=torch.zeros_like(self.weights.b_enc))
-        self.path = open_path(self.weights, config, extends or steps, self.generator)
+        self.path = open_path(self.weights, config, extends or steps, self.generator, shard)
         self.tokens_seen, self.most_dead = 0, -1
-        self.tokens_since_fired = torch.zeros(m, dtype=torch.long, device=device)
+        self.tokens_since_fired = torch.zeros(m // shard.number, dtype=torch.long, device=device)
         self.threshold = torch.full((), torch.nan, dtype=torch.float32, device=device)
         self.pool = torch.zeros(m, dtype=torch.bool, device=device)
         self.ever_pooled = torch.zeros(m, dtype=torch.bool, device=device)
@@ -139,9 +147,9 @@ class Learner:
         """One optimizer step on x [batch, d_in]; `step` counts from 0. `measure` costs a little time."""
         config = self.config = with_lr(self.config, x.shape[1], len(x), self.steps)
         if step == 0:
-            fit_to_batch_(self.weights, x, config.init, self.generator)
+            fit_to_batch_(self.weights, x, config.init, self.generator, self.shard)
             if isinstance(self.weights, JumpReLUParameters):
-                start_thresholds_(self.weights, x, config)
+                start_thresholds_(self.weights, x, config, self.shard)
             self.path.load_state({})  # it may keep copies of the weights
         # In an extension, pools stay as in the last step before it.
         selection = self.path.select(x, self.extends - 1 if self.extends else step, self.pool)
@@ -160,7 +168,7 @@ class Learner:
             l0=selection.kept() / len(x),
             threshold=self.threshold,
             lr=lr,
-            dead=self.dead().float().mean(),
+            dead=self.dead_share(),
             churn=pool_churn,
             ever_pooled=self.ever_pooled.float().mean(),
             gradient_norm=moved.norm.clone(),
@@ -168,8 +176,12 @@ class Learner:
         )
 
     def dead(self) -> Tensor:
-        """[d_sae] bool: latents that have not fired for `dead_after` tokens."""
+        """[d_sae] bool: latents that have not fired for `dead_after` tokens; of this rank's."""
         return self.tokens_since_fired >= self.config.auxk.dead_after
+
+    def dead_share(self) -> Tensor:
+        """Share of all latents that are dead."""
+        return self.shard.count(self.dead().sum()) / self.config.d_sae
 
     def _average_threshold(self, selection: Selection, step: int) -> None:
         config = self.config.threshold
@@ -189,14 +201,16 @@ class Learner:
             return None  # no latent can be dead yet, and checking would synchronize with the GPU
         if step % LOOK_EVERY == 0 or self.most_dead < 0:
             left = LOOK_EVERY - 1 - step % LOOK_EVERY
-            self.most_dead = int((self.tokens_since_fired >= after - left * tokens).sum())
+            dying = (self.tokens_since_fired >= after - left * tokens).sum()
+            self.most_dead = int(self.shard.stack(dying).max())
         return Dead(self.dead(), self.most_dead) if self.most_dead else None
 
     @torch.no_grad()
     def begin_with(self, sae: SAE) -> None:
         """Begin with the weights of an SAE in the units of training; optimizer and counters begin anew."""
         for name, source in Parameters(sae.W_enc.T, sae.b_enc, sae.W_dec, sae.b_dec)._asdict().items():
-            getattr(self.weights, name).copy_(source)
+            own = slice(None) if name == "b_dec" else self.shard.own(self.config.d_sae)
+            getattr(self.weights, name).copy_(source[own])
         self.path.load_state({})  # it may keep copies of the weights
 
     def state(self) -> dict[str, Tensor]:
@@ -232,7 +246,7 @@ class Learner:
 
     def sae(self) -> SAE:
         """A copy of the SAE as it is now, in the units of the training input, with its threshold as it is now."""
-        m, d = self.weights.W_dec.shape
+        m, d = self.config.d_sae, self.weights.W_dec.shape[1]
         settings = self.config.jumprelu
         cfg = InferenceConfig(
             d,
@@ -246,9 +260,10 @@ class Learner:
         with torch.no_grad():
             targets = Parameters(sae.W_enc.T, sae.b_enc, sae.W_dec, sae.b_dec)
             for name, target in targets._asdict().items():
-                target.copy_(getattr(self.weights, name))
+                own = getattr(self.weights, name)
+                target.copy_(own if name == "b_dec" else self.shard.rows(own))
             if settings is not None and isinstance(self.weights, JumpReLUParameters):
-                sae.threshold = thresholds(self.weights, settings).float().clone()
+                sae.threshold = self.shard.rows(thresholds(self.weights, settings).float()).clone()
             else:
                 sae.threshold_ema.copy_(self.threshold)
                 sae.threshold.copy_(self.threshold.nan_to_num(0.0))

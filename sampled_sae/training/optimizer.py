@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from sampled_sae.method.config import OptimizerConfig
+from sampled_sae.method.latents import WHOLE, Shard
 from sampled_sae.method.parameters import LEAST_SHARE, Weights, gradient_factor, unit_rows_
 
 
@@ -29,10 +30,16 @@ def remove_parallel_(gradient: Tensor, W: Tensor) -> None:
     gradient.addcmul_(along, W, value=-1)
 
 
-def scale_(gradients: Weights, config: OptimizerConfig) -> Tensor:
+def scale_(gradients: Weights, config: OptimizerConfig, shard: Shard = WHOLE) -> Tensor:
     """Normalize all gradients together, or clip them, in place; returns their common norm before."""
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
-    torch._foreach_mul_(list(gradients), gradient_factor(norm, sum(g.numel() for g in gradients), config))
+    norms, parameters = torch.stack(torch._foreach_norm(list(gradients))), sum(g.numel() for g in gradients)
+    if shard.number > 1:  # all ranks have the same b_dec, and latents of their own
+        shared = gradients._fields.index("b_dec")
+        norms = shard.stack(norms)
+        norms[1:, shared] = 0
+        parameters = shard.number * parameters - (shard.number - 1) * gradients.b_dec.numel()
+    norm = torch.linalg.vector_norm(norms)
+    torch._foreach_mul_(list(gradients), gradient_factor(norm, parameters, config))
     return norm
 
 
@@ -75,9 +82,8 @@ def cautious_adam_(
 class Optimizer:
     """Adam over an SAE's tensors."""
 
-    def __init__(self, weights: Weights, config: OptimizerConfig):
-        self.weights = weights
-        self.config = config
+    def __init__(self, weights: Weights, config: OptimizerConfig, shard: Shard = WHOLE):
+        self.weights, self.config, self.shard = weights, config, shard
         self.updates = 0
         fused = weights.W_dec.device.type in ("cpu", "cuda")
         self.adam = torch.optim.Adam(
@@ -90,7 +96,7 @@ class Optimizer:
     def update(self, gradients: Weights, lr: float) -> Tensor:
         """One step in place; returns the gradient's norm before it was scaled."""
         remove_parallel_(gradients.W_dec, self.weights.W_dec)
-        norm = scale_(gradients, self.config)
+        norm = scale_(gradients, self.config, self.shard)
         self.updates += 1
         for group, name, weight, gradient in zip(
             self.adam.param_groups, self.weights._fields, self.weights, gradients, strict=True

@@ -366,7 +366,7 @@ class Run:
                 "scale": self.scale,
                 "seconds": seconds / len(self.learners),
                 "path": learner.path.name,
-                "dead": float(learner.dead().float().mean()),
+                "dead": float(learner.dead_share()),
                 "ever_pooled": float(learner.ever_pooled.float().mean()),
                 "heldout_tokens_used": len(x),
                 "heldout": measured and {"fvu": measured.fvu, "l0": measured.l0},

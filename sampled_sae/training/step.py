@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from sampled_sae.method.codes import (
     value_gradient,
 )
 from sampled_sae.method.config import AuxKConfig, SAEConfig
+from sampled_sae.method.latents import WHOLE, Shard
 from sampled_sae.method.parameters import Parameters, Weights, activations
 from sampled_sae.method.pools import PlainEncoder, PoolState, candidates
 from sampled_sae.method.scores import get_score
@@ -55,16 +56,17 @@ def loss_and_gradients(
     auxk: AuxKConfig,
     prefixes: Sequence[int] | None = None,
     gains: bool = False,
+    shard: Shard = WHOLE,
 ) -> Outcome:
     """x [batch, d_in], kept codes, dead latents [n_dead] -> loss and all gradients, as `Parameters`."""
     centered = x - weights.b_dec
-    left = reconstruct(centered, weights.W_dec, codes, prefixes)
+    left = reconstruct(centered, weights.W_dec, codes, prefixes, shard)
     outcome = parameter_gradients(centered, codes, left)
     auxiliary = x.new_zeros(())
     if dead is not None and auxk.alpha > 0:
-        auxiliary = add_auxk(outcome.gradients, x, weights, left.errors[:, -1], dead, auxk)
+        auxiliary = add_auxk(outcome.gradients, x, weights, left.errors[:, -1], dead, auxk, shard)
     # b_dec is also subtracted before encoding, so it gets every latent's bias gradient through the encoder.
-    outcome.gradients.b_dec.sub_(outcome.gradients.b_enc @ weights.W_enc)
+    outcome.gradients.b_dec.sub_(shard.sum(outcome.gradients.b_enc @ weights.W_enc))
     gain = gains_of(codes, left) if gains else None
     return outcome._replace(loss=outcome.loss + auxk.alpha * auxiliary, auxk=auxiliary, gain=gain)
 
@@ -83,13 +85,15 @@ class Left(NamedTuple):
     """[entries]: row of `out`, as [tokens * n, d_in], that each code belongs to."""
 
 
-def reconstruct(goal: Tensor, W_dec: Tensor, codes: SparseCodes, prefixes: Sequence[int] | None) -> Left:
+def reconstruct(
+    goal: Tensor, W_dec: Tensor, codes: SparseCodes, prefixes: Sequence[int] | None, shard: Shard = WHOLE
+) -> Left:
     """Reconstruct goal [tokens, d_in] = x - b_dec. The loss is the squared error per token, averaged over prefixes."""
     tokens, n = len(goal), 1 if prefixes is None else len(prefixes)
     parts = codes if prefixes is None else codes.segments(prefixes)
     decoded, leaf = decode_with_pullback(parts, W_dec)
     with torch.no_grad():
-        errors = goal[:, None] - running_sum(decoded.detach().view(tokens, n, -1))
+        errors = goal[:, None] - running_sum(shard.sum(decoded.detach().view(tokens, n, -1)))
         out = running_sum(errors * (-2 / (tokens * n)), backward=True)
     on_value = value_gradient(decoded, leaf, out.view(tokens * n, -1))
     return Left(errors, out, on_value, parts.token)
@@ -130,7 +134,13 @@ def running_sum(segments: Tensor, backward: bool = False) -> Tensor:
 
 
 def add_auxk(
-    gradients: Parameters, x: Tensor, weights: Weights, error: Tensor, dead: Tensor, auxk: AuxKConfig
+    gradients: Parameters,
+    x: Tensor,
+    weights: Weights,
+    error: Tensor,
+    dead: Tensor,
+    auxk: AuxKConfig,
+    shard: Shard = WHOLE,
 ) -> Tensor:
     """Add AuxK's gradients in place and return its loss. Only the dead latents [n_dead] are encoded.
 
@@ -138,10 +148,12 @@ def add_auxk(
     """
     k, W_dec = auxk.latents(x.shape[1]), weights.W_dec[dead]
     z = activations(x, weights, dead)
-    if k < len(dead):
+    if shard.number > 1:
+        z = keep_largest(z, k, 1, len(dead), None, "token", shard).dense()
+    elif k < len(dead):
         top = z.topk(k, dim=1, sorted=False)
         z = torch.zeros_like(z).scatter_(1, top.indices, top.values)
-    left = error - z @ W_dec
+    left = error - shard.sum(z @ W_dec)
     variance = (error - error.mean(0)).square().sum()
     if variance == 0:  # nothing to explain: the ratio is undefined and counts as 0
         return variance
@@ -158,45 +170,59 @@ class PlainPath:
 
     name = "plain"
 
-    def __init__(self, weights: Weights, config: SAEConfig, steps: int, generator: torch.Generator):
-        self.weights, self.config, self.steps, self.generator = weights, config, steps, generator
+    def __init__(
+        self,
+        weights: Weights,
+        config: SAEConfig,
+        steps: int,
+        generator: torch.Generator,
+        shard: Shard = WHOLE,
+    ):
+        """`weights` are those of this rank's latents."""
+        self.weights, self.config, self.steps, self.generator, self.shard = weights, config, steps, generator, shard
         self.score = get_score(config.pool.score)
         self.pool_state = PoolState.empty(config.d_sae, weights.b_dec.device)
-        self.optimizer = Optimizer(weights, config.optimizer)
+        self.prefixes = config.prefixes and [width - shard.own(config.d_sae).start for width in config.prefixes]
+        self.optimizer = Optimizer(weights, config.optimizer, shard)
         self.state, self.load_state = self.optimizer.state, self.optimizer.load_state
 
     def select(self, x: Tensor, step: int, pool: Tensor) -> Selection:
         """x [batch, d_in] and the last pool [d_sae] -> the kept activations."""
-        self.x, config = x, self.config
-        found = candidates(
-            PlainEncoder(x, self.weights), config, step, self.steps, self.generator, pool, self.pool_state
-        )
-        codes = keep_largest(found.z, config.k, found.group, config.d_sae, found.columns, config.cut)
-        fired = torch.zeros_like(found.pool)
-        fired[codes.latent] = True
+        self.x, config, shard, latents = x, self.config, self.shard, len(self.weights.b_enc)
+        encoder = PlainEncoder(x, self.weights, shard)
+        found = candidates(encoder, config, step, self.steps, self.generator, pool, self.pool_state)
+        codes = keep_largest(found.z, config.k, found.group, latents, found.columns, config.cut, shard)
         group = 1 if config.cut == "token" else found.group
-        return Selection(found.pool, fired, lambda: smallest_kept(codes, group), lambda: len(codes.value), codes)
+        return self._selection(found.pool, codes, lambda: smallest_kept(codes, group, shard))
+
+    def _selection(self, pool: Tensor, codes: SparseCodes, smallest: Callable[[], Tensor]) -> Selection:
+        fired = torch.zeros(codes.d_sae, dtype=torch.bool, device=pool.device)
+        fired[codes.latent] = True
+        return Selection(pool, fired, smallest, lambda: self.shard.total(len(codes.value)), codes)
 
     def update(self, selection: Selection, dead: Dead | None, lr: float) -> Moved:
         """Kept activations and dead latents -> one update of the weights."""
         numbers = None if dead is None else dead.mask.nonzero().squeeze(1)
-        outcome = self.gradients(selection, numbers if numbers is not None and len(numbers) else None)
+        outcome = self.gradients(selection, numbers if numbers is not None and self.shard.total(len(numbers)) else None)
         norm = self.optimizer.update(outcome.gradients, lr)
         if self.score.learn is not None and outcome.gain is not None:
-            self.score.learn(self.pool_state.score, outcome.gain, selection.pool)
+            self.score.learn(self.pool_state.score, self.shard.gather(outcome.gain), selection.pool)
         return Moved(outcome.loss, outcome.error, outcome.auxk, norm)
 
     def gradients(self, selection: Selection, dead: Tensor | None) -> Outcome:
         """Kept activations and dead latents [n_dead] -> loss and gradients on the batch given to `select`."""
         config, learns = self.config, self.config.pool.restricts and self.score.learn is not None
-        return loss_and_gradients(self.x, self.weights, selection.codes, dead, config.auxk, config.prefixes, learns)
+        return loss_and_gradients(
+            self.x, self.weights, selection.codes, dead, config.auxk, self.prefixes, learns, self.shard
+        )
 
 
-def smallest_kept(codes: SparseCodes, group: int) -> Tensor:
+def smallest_kept(codes: SparseCodes, group: int, shard: Shard = WHOLE) -> Tensor:
     """Smallest code of each group of tokens, averaged over the groups that have one; 0 if none has."""
-    if codes.tokens == group and len(codes.value):
+    if codes.tokens == group and len(codes.value) and shard.number == 1:
         return codes.value.min().float()
     smallest = codes.value.new_full((codes.tokens // group,), torch.inf, dtype=torch.float32)
     smallest.scatter_reduce_(0, codes.token // group, codes.value.float(), "amin")
+    smallest = shard.stack(smallest).amin(0)
     there = smallest.isfinite()
     return torch.where(there, smallest, 0).sum() / there.sum().clamp_min(1)

@@ -44,6 +44,10 @@ class Sums(NamedTuple):
     fired: Any = None
     """Number of tokens with z > 0."""
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Sums:
+        """The function of each of the sums."""
+        return Sums(self.tokens, *(None if value is None else function(value) for value in self[1:]))
+
 
 def token_sums(Z: Tensor, names: tuple[str, ...]) -> Sums:
     """Z [..., tokens, d_sae] -> the named sums over the tokens."""
