@@ -22,6 +22,7 @@ import torch
 from sampled_sae.formats.hub import local
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.third_party import install
 
 if TYPE_CHECKING:
     from sampled_sae.browser.collect import BrowseConfig
@@ -402,4 +403,4 @@ def _on_disk(saes: SAEs) -> Iterator[list[Path]]:
 def require_package(name: str, extra: str) -> None:
     """Refuse to start without a package that is needed at the end."""
     if importlib.util.find_spec(name) is None:
-        raise UserError(f"{name} is missing; pip install 'sampled-sae[{extra}]'")
+        raise UserError(f"{name} is missing; {install(extra)}")

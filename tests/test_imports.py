@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+from sampled_sae.utils.third_party import install
+
 BLOCK = """
 import sys
 for name in {blocked}:
@@ -28,7 +30,7 @@ def test_a_missing_extra_is_named(tmp_path):
     words = ["synthetic", "--steps", "2", "--out", str(tmp_path / "run")]
     done = run(f"from sampled_sae.cli import main\nmain({words})", ["plotly"])
     assert done.returncode == 2
-    assert done.stderr.strip() == "error: plotly is missing; pip install 'sampled-sae[experiments]'"
+    assert done.stderr.strip() == f"error: plotly is missing; {install('experiments')}"
     assert not (tmp_path / "run").exists()
 
 

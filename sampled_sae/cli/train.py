@@ -236,17 +236,21 @@ def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:
 
 def print_saes(found: Mapping[str, Sequence[SAE]] | Sequence[SAE]) -> None:
     """Print the result of a training: only folders on stdout, for scripts."""
-    for sae in [sae for saes in found.values() for sae in saes] if isinstance(found, Mapping) else found:
+    saes = [sae for saes in found.values() for sae in saes] if isinstance(found, Mapping) else found
+    for sae in saes:
         print(_summary(sae), file=sys.stderr)
         print(sae.folder, flush=True)
+    if any(sae.cfg.metadata["training"].get("heldout") for sae in saes):
+        about = "measured on held-out tokens of the training data, which also calibrated the threshold"
+        print(f"FVU and L0: {about}; sampled-sae eval measures them on the text that you give", file=sys.stderr)
 
 
 def _summary(sae: SAE) -> str:
-    """FVU and L0 on held-out tokens, and the share of dead latents."""
+    """FVU and L0 on held-out tokens, and the fraction of dead latents."""
     training, name = sae.cfg.metadata["training"], sae.cfg.training.name if sae.cfg.training else ""
     measured = training.get("heldout") or {}
     shown = [f"{title} {measured[key]:.3g}" for key, title in (("fvu", "FVU"), ("l0", "L0")) if measured.get(key)]
-    return f"{name}: {', '.join(shown)} on held-out tokens, {training['dead']:.1%} dead" if shown else str(name)
+    return f"{name}: {', '.join(shown)}, {training['dead']:.1%} dead" if shown else str(name)
 
 
 SCORES, MULTIPLIERS = "l2/squared_l2/entropy/uniform", "1/3/4/5/10/20/30/40/50/60/70/100"

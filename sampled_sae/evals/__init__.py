@@ -73,6 +73,7 @@ class Evaluation(ABC):
     metrics: ClassVar[tuple[Metric, ...]] = ()
     columns: ClassVar[tuple[str, ...]] = ()  # names of the metrics in its terminal table; empty: all of them
     needs: ClassVar[Needs] = Needs()
+    unit: ClassVar[str] = "parts"  # what `Job.progress` counts
     order: ClassVar[int] = 100  # position among the evaluations, lowest first
     one_by_one: ClassVar[bool] = False  # whether `run` yields each result as soon as it is measured
     definition: ClassVar[int] = 1  # raise it when the same settings give other numbers: results are measured again

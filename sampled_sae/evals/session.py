@@ -304,7 +304,7 @@ class Session:
         def progress(done: int, total: int) -> None:
             nonlocal bar
             if bar is None:
-                bar = show(total, start=done, what=f"{evaluation.name} of {len(saes)} SAEs", unit="parts")
+                bar = show(total, start=done, what=f"{evaluation.name} of {len(saes)} SAEs", unit=evaluation.unit)
             bar.update(done)
 
         last = time.monotonic()

@@ -23,6 +23,7 @@ from sampled_sae.reporting.tables import Missing, files, sweep_files
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, write_text
 from sampled_sae.utils.measures import Table
+from sampled_sae.utils.third_party import install
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -94,7 +95,7 @@ def missing_for_figures() -> str | None:
     """Why figures cannot be written as files here, in one line; None if no reason is known."""
     for name in ("plotly", "kaleido"):
         if importlib.util.find_spec(name) is None:
-            return f"no PNG and PDF: {name} is missing; pip install 'sampled-sae[report]'"
+            return f"no PNG and PDF: {name} is missing; {install('report')}"
     return None
 
 
@@ -105,7 +106,7 @@ def write_figures(figures: Sequence[tuple[str, go.Figure]], folder: Path) -> lis
     if not figures:
         return []
     if not hasattr(plotly.io, "write_images"):
-        raise UserError("no PNG and PDF: plotly is too old; pip install 'sampled-sae[report]'")
+        raise UserError(f"no PNG and PDF: plotly is too old; {install('report')}")
     make_folder(folder)
     files = [(figure, folder / f"{name}.{end}") for name, figure in figures for end in FORMATS]
     try:

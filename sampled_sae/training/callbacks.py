@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sampled_sae.training.run import Callback, Run
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import parse_json, write_text, writing
 from sampled_sae.utils.progress import Progress, show
+from sampled_sae.utils.third_party import install
 
 
 class Log(Callback):
@@ -58,7 +60,7 @@ class TensorBoard(Log):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise UserError("log_to = 'tensorboard': not installed; pip install 'sampled-sae[tensorboard]'") from None
+            raise UserError("log_to = 'tensorboard': not installed; " + install("tensorboard")) from None
         self.make, self.folder = SummaryWriter, out / "tensorboard"
         self.writers: dict[str, Any] = {}
 
@@ -84,7 +86,7 @@ class Wandb(Log):
         try:
             import wandb
         except ImportError:
-            raise UserError("log_to = 'wandb': not installed; pip install 'sampled-sae[wandb]'") from None
+            raise UserError("log_to = 'wandb': not installed; " + install("wandb")) from None
         try:
             self.run = wandb.init(project="sampled-sae", name=out.name, dir=str(out))
         except wandb.Error as error:
@@ -104,7 +106,7 @@ class Wandb(Log):
 def check_wandb() -> None:
     """Raise an error if wandb is not installed, or plainly has no key to log in with."""
     if importlib.util.find_spec("wandb") is None:
-        raise UserError("log_to = 'wandb': not installed; pip install 'sampled-sae[wandb]'")
+        raise UserError("log_to = 'wandb': not installed; " + install("wandb"))
     logins = [Path(os.environ.get("NETRC", "~/.netrc")), Path("~/_netrc"), Path("~/.config/wandb/settings")]
     known = {"WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"} & os.environ.keys()
     if not known and not sys.stdin.isatty() and not any(path.expanduser().exists() for path in logins):
@@ -125,21 +127,28 @@ class Checkpoints(Callback):
 
 
 class ProgressBar(Callback):
-    """The step that all runs have reached, and the range of FVE over all SAEs."""
+    """The step that all runs have reached, and the range of FVU over all SAEs, each on its last measured batch."""
+
+    SECONDS = 5.0  # between two measurements, if the log's are further apart
 
     def __init__(self) -> None:
         self.bar: Progress | None = None
-        self.fve: dict[int, float] = {}
+        self.fvu: dict[int, float] = {}
+        self.measured = time.monotonic()
+
+    def needs_stats(self, step: int) -> bool:
+        return time.monotonic() - self.measured > self.SECONDS
 
     def on_batch(self, run: Run, step: int, x: Tensor) -> None:
-        self.bar = self.bar or show(run.shared.steps, step)
+        self.bar = self.bar or show(run.shared.steps, step, each=(run.shared.batch_size, "tokens"))
 
     def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
         if stats is not None:
-            self.fve[id(learner)] = stats.fve
+            self.fvu[id(learner)], self.measured = 1 - stats.fve, time.monotonic()
         if self.bar is not None and learner is run.learners[-1]:
-            values = self.fve.values()
-            self.bar.update(step + 1, f"FVE {min(values):.3f} to {max(values):.3f}" if values else "")
+            low, high = min(self.fvu.values(), default=1.0), max(self.fvu.values(), default=1.0)
+            shown = f"FVU {low:.3f}" if len(self.fvu) == 1 else f"FVU {low:.3f} to {high:.3f}"
+            self.bar.update(step + 1, shown if self.fvu else "")
 
     def on_end(self, run: Run, saes: list[SAE] | None) -> None:
         if self.bar is not None:

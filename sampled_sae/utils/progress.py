@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+Each = tuple[int, str]
+"""What one unit of progress consists of, such as (4096, "tokens")."""
 
 
 class Progress:
@@ -36,70 +40,115 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+class Rate:
+    """Units per second over the last half minute, so that slow first steps do not count for long.
+
+    The first update starts the clock: compilation and the first read of data come before it.
+    """
+
+    SECONDS = 30.0
+
+    def __init__(self) -> None:
+        self.seen: deque[tuple[float, int]] = deque()
+
+    def update(self, done: int) -> float:
+        """The rate after an update; 0 until there are two."""
+        now = time.monotonic()
+        if len(self.seen) < 2 or now - self.seen[-2][0] >= 0.2:
+            self.seen.append((now, done))
+        else:  # too close to the one before, which stays the last but one
+            self.seen[-1] = (now, done)
+        while len(self.seen) > 2 and now - self.seen[1][0] > self.SECONDS:
+            self.seen.popleft()
+        (begun, first), (ended, last) = self.seen[0], self.seen[-1]
+        return (last - first) / (ended - begun) if ended > begun else 0.0
+
+
 class Lines(Progress):
     """A line every tenth of the way, and at least every half minute."""
 
-    def __init__(self, total: int, start: int, what: str, unit: str):
-        self.total, self.start, self.what, self.unit = total, start, what, unit
+    def __init__(self, total: int, start: int, what: str, unit: str, each: Each | None = None):
+        self.total, self.what, self.unit, self.each = total, what, unit, each
         self.begun = self.said = time.monotonic()
-        self.next = start
+        self.next, self.rate = start, Rate()
 
     def update(self, done: int, note: str = "") -> None:
-        now = time.monotonic()
-        if done < self.next and now - self.said < 30:
+        now, rate = time.monotonic(), self.rate.update(done)
+        if done < min(self.next, self.total) and now - self.said < 30:
             return
         self.said, self.next = now, done + max(1, self.total // 10)
-        rate = (done - self.start) / max(now - self.begun, 1e-9)
-        left = f"{speed(rate, self.unit)}, {clock((self.total - done) / rate)} left" if rate > 0 else "starting"
-        say(f"{self.what}: {done}/{self.total} {self.unit}, {left}  {note}")
+        left = (
+            f"{speed(rate, self.unit, self.each)}, {clock((self.total - done) / rate)} left" if rate > 0 else "starting"
+        )
+        say(f"{self.what}: {counted(done)}/{counted(self.total)} {self.unit}, {left}  {note}".rstrip())
 
 
 class Bar(Progress):
     """rich's bar."""
 
-    def __init__(self, total: int, start: int, what: str, unit: str, console: Any):
+    def __init__(self, total: int, start: int, what: str, unit: str, console: Any, each: Each | None = None):
         from rich import progress
 
         self.bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[rate]}"),
-            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[shown]}"),
             progress.TextColumn("{task.fields[note]}"),
             console=console,
         )
-        self.task = self.bar.add_task(what, total=total, completed=start, note="", rate="")
-        self.begun, self.start, self.unit = time.monotonic(), start, unit
+        self.task = self.bar.add_task(what, total=total, completed=start, note="", shown="")
+        self.total, self.unit, self.each, self.rate = total, unit, each, Rate()
         self.bar.start()
 
     def update(self, done: int, note: str = "") -> None:
-        rate = (done - self.start) / max(time.monotonic() - self.begun, 1e-9)
+        rate, shown = self.rate.update(done), f"{counted(done)}/{counted(self.total)} {self.unit}"
+        if rate > 0:
+            shown += f"  {speed(rate, self.unit, self.each)}  {clock((self.total - done) / rate)} left"
         with _on_terminal():
-            self.bar.update(self.task, completed=done, note=note, rate=speed(rate, self.unit))
+            self.bar.update(self.task, completed=done, note=note, shown=shown)
 
     def close(self) -> None:
         with _on_terminal():
             self.bar.stop()
 
 
-def show(total: int, start: int = 0, what: str = "training", unit: str = "steps", enabled: bool = True) -> Progress:
-    """A bar on a terminal (if rich is installed), lines elsewhere, nothing if not enabled."""
+def show(
+    total: int,
+    start: int = 0,
+    what: str = "training",
+    unit: str = "steps",
+    enabled: bool = True,
+    each: Each | None = None,
+) -> Progress:
+    """A bar on a terminal (if rich is installed), lines elsewhere, nothing if not enabled.
+
+    `each` is what one unit consists of, such as (4096, "tokens"); the rate is then given in these.
+    """
     if not enabled:
         return Progress()
     if sys.stderr.isatty():
         try:
             from rich.console import Console
 
-            return Bar(total, start, what, unit, Console(stderr=True))
+            return Bar(total, start, what, unit, Console(stderr=True), each)
         except ImportError:
             pass
-    return Lines(total, start, what, unit)
+    return Lines(total, start, what, unit, each)
 
 
-def speed(rate: float, unit: str) -> str:
+def speed(rate: float, unit: str, each: Each | None = None) -> str:
     """A rate in words; slow ones by the minute."""
-    return f"{rate:.1f} {unit}/s" if rate >= 0.2 else f"{60 * rate:.1f} {unit}/min"
+    if each is not None:
+        rate, unit = rate * each[0], each[1]
+    return f"{counted(rate)} {unit}/s" if rate >= 0.2 else f"{counted(60 * rate)} {unit}/min"
+
+
+def counted(number: float) -> str:
+    """A number with at most four digits of interest: 3.2, 1,234, 56.7k, 25.0M."""
+    for least, unit, letter in ((999_950_000, 1e9, "B"), (999_950, 1e6, "M"), (10_000, 1e3, "k")):
+        if number >= least:
+            return f"{number / unit:.1f}{letter}"
+    return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:.1f}"
 
 
 def clock(seconds: float) -> str:

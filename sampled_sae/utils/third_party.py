@@ -5,12 +5,18 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import itertools
+import json
+import shlex
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sampled_sae.utils.errors import UserError
+
+NAME = "sampled-sae"
 
 
 def package(name: str, setting: str = "", extra: str = "lm") -> Any:
@@ -22,7 +28,22 @@ def package(name: str, setting: str = "", extra: str = "lm") -> Any:
         if error.name is not None and error.name.split(".")[0] != missing:
             raise  # another package, which this one needs
         before = f"{setting}: " if setting else ""
-        raise UserError(f"{before}{missing} is missing; pip install 'sampled-sae[{extra}]'") from None
+        raise UserError(f"{before}{missing} is missing; {install(extra)}") from None
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra of this package from where the package itself came from."""
+    source = Path(__file__).parents[2]
+    if (source / "pyproject.toml").is_file():  # a clone, with or without an editable install
+        return f"pip install -e {shlex.quote(f'{source}[{extra}]')}"
+    try:
+        origin = importlib.metadata.distribution(NAME).read_text("direct_url.json")
+        url = urllib.parse.urlsplit(json.loads(origin or "{}").get("url", ""))
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        url = urllib.parse.urlsplit("")
+    path = urllib.request.url2pathname(url.path)
+    local = url.scheme == "file" and Path(path).exists()  # a wheel, an sdist or a folder
+    return f"pip install {shlex.quote(f'{path if local else NAME}[{extra}]')}"
 
 
 def packaged_file(distribution: str, ending: str, setting: str) -> Path:

@@ -54,7 +54,8 @@ def test_train_a_sweep_and_load_it(acts, tmp_path):
     assert len(folders) == 2 * (1 + 4 + 2)
     assert all(ss.SAE.load(folder).d_sae == 48 for folder in folders)
     assert "memory: about" in done.stderr
-    assert "steps/s" in done.stderr
+    assert "20/20 steps, " in done.stderr and "tokens/s" in done.stderr
+    assert "on held-out tokens of the training data" in done.stderr
     again = run("train", acts, "--out", tmp_path / "run", *SMALL)
     refused(again, "holds a run already; resume (--resume, in Python resume=True) to continue it")
 

@@ -1,5 +1,6 @@
 import gzip
 import json
+import re
 import sys
 import sysconfig
 from itertools import islice
@@ -13,6 +14,7 @@ import zstandard
 from sampled_sae.data import text
 from sampled_sae.data.text import TextSource, as_text
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.third_party import install
 
 TEXTS = ["first\nof two lines", "zweites, schön", "third \u2028 \U0001f600"]
 
@@ -182,7 +184,7 @@ def test_a_missing_package_is_named_before_anything_is_read(tmp_path, monkeypatc
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / name).write_bytes(b"")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=f"{package} is missing; pip install 'sampled-sae\\[lm\\]'"):
+    with pytest.raises(UserError, match=re.escape(f"{package} is missing; {install('lm')}")):
         documents(str(tmp_path))
 
 
@@ -269,7 +271,7 @@ def test_a_dataset_without_the_column(hub):
 
 def test_no_datasets_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert refusal("o/n") == "text = 'o/n': datasets is missing; pip install 'sampled-sae[lm]'"
+    assert refusal("o/n") == f"text = 'o/n': datasets is missing; {install('lm')}"
 
 
 def test_a_new_text_is_one_entry(monkeypatch, tmp_path):

@@ -1,16 +1,30 @@
-from sampled_sae.utils.progress import Bar, Lines, Progress, clock, show, speed
+import pytest
+
+from sampled_sae.utils.progress import Bar, Lines, Progress, Rate, clock, counted, show, speed
 
 
 def test_lines_tell_how_far_how_fast_and_how_long(capsys):
     bar = show(100, start=20)
     assert isinstance(bar, Lines)
     for done in range(21, 101):
-        bar.update(done, "FVE 0.5")
+        bar.update(done, "FVU 0.5")
     bar.close()
     lines = capsys.readouterr().err.splitlines()
     assert 7 <= len(lines) <= 10
-    assert lines[0].startswith("training: 21/100 steps, ")
-    assert lines[0].endswith("left  FVE 0.5")
+    assert lines[0] == "training: 21/100 steps, starting  FVU 0.5"
+    assert lines[1].startswith("training: 31/100 steps, ")
+    assert lines[1].endswith("left  FVU 0.5")
+
+
+def test_the_rate_settles_after_slow_first_steps(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("sampled_sae.utils.progress.time.monotonic", lambda: now)
+    rate, done, shown = Rate(), 0, []
+    for seconds in [20, 10, *[0.5] * 100]:  # compilation, a slow step, then two steps per second
+        now, done = now + seconds, done + 1
+        shown.append(rate.update(done))
+    assert shown[0] == 0 and shown[1] == 0.1  # compilation does not count
+    assert shown[-1] == pytest.approx(2)
 
 
 def test_a_terminal_gets_a_bar(capsys):
@@ -18,14 +32,19 @@ def test_a_terminal_gets_a_bar(capsys):
 
     console = Console(force_terminal=True, width=100)
     bar = Bar(10, 0, "measuring", "SAEs", console)
+    bar.update(1)
     bar.update(10, "done")
     bar.close()
     printed = capsys.readouterr().out
-    assert "10/10" in printed
+    assert "10/10 SAEs" in printed
     assert "SAEs/" in printed
 
 
 def test_words():
     assert [clock(5), clock(65), clock(3700)] == ["0:05", "1:05", "1:01:40"]
-    assert [speed(3, "steps"), speed(0.05, "SAEs")] == ["3.0 steps/s", "3.0 SAEs/min"]
+    assert [speed(2.5, "steps"), speed(0.05, "SAEs")] == ["2.5 steps/s", "3 SAEs/min"]
+    assert speed(300, "steps", (4096, "tokens")) == "1.2M tokens/s"
+    assert [counted(n) for n in (5, 0.25, 123.4, 9999, 56_700, 999_999, 25e6)] == [
+        *("5", "0.2", "123", "9,999", "56.7k", "1.0M", "25.0M")
+    ]
     assert type(show(3, enabled=False)) is Progress

@@ -20,6 +20,7 @@ class Absorption(Evaluation):
     title = "Absorption"
     note = "Mean over the usable letters."
     config = AbsorptionConfig
+    unit = "words"
     order = 30
     one_by_one = True
     metrics = (

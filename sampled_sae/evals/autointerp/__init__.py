@@ -30,6 +30,7 @@ class Autointerp(Evaluation):
     note = "Means over latents; the explanations are in explanations.json beside the results."
     config = AutointerpConfig
     needs = Needs(text=True, extras={"sentence_transformers": "evals"}, saes_at_once=4)
+    unit = "contexts and latents"
     order = 40
     one_by_one = True
     metrics = (

@@ -33,9 +33,13 @@ FVU = Metric(
 class Core(Evaluation):
     name = "core"
     title = "Reconstruction and model loss"
-    note = "At the inference threshold, without high-norm tokens unless marked otherwise; 95% intervals over contexts."
+    note = (
+        "At the inference threshold, without high-norm tokens unless marked otherwise; 95% intervals over contexts. "
+        "Measured on the evaluation text; training prints the FVU of held-out tokens of its own text."
+    )
     config = CoreConfig
     needs = Needs(text=True)
+    unit = "contexts"
     order = 10
     definition = 2  # densities once counted the high-norm tokens
     columns = ("fvu", "fvu_all", "l0", "cosine", "ce_recovered", "kl_recovered", "alive", "over_10_percent")

@@ -35,6 +35,7 @@ class Probing(Evaluation):
     note = "Test accuracy: mean over classes, then datasets."
     config = ProbingConfig
     needs = Needs(extras={"datasets": "lm"})
+    unit = "texts"
     order = 20
     metrics = (
         *(_top(k) for k in (1, 2, 5, 10)),

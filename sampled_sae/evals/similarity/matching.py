@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from sampled_sae.evals.similarity.cosines import best_of_rows
 from sampled_sae.evals.similarity.members import SimilarityConfig
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.third_party import install
 
 MOST_SWEEPS = 1000
 """Sweeps over the candidates that look for prices; fewer are needed, and any prices give a true bound."""
@@ -184,7 +185,7 @@ def _scipy(name: str) -> Any:
     try:
         return importlib.import_module(f"scipy.{name}")
     except ImportError:
-        raise UserError("matching needs scipy; pip install 'sampled-sae[experiments]'") from None
+        raise UserError(f"matching needs scipy; {install('experiments')}") from None
 
 
 class Matching(NamedTuple):

@@ -11,6 +11,7 @@ from sampled_sae.evals.probing import data as probing_hub
 from sampled_sae.evals.probing.data import load
 from sampled_sae.evals.probing.schema import SAEBENCH_DATASETS, ProbingConfig
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.third_party import install
 
 ROWS = [
     {"text": "good, very\nlong", "label": "yes", "split": "train"},
@@ -132,7 +133,7 @@ def test_damaged_files(tmp_path):
 def test_no_pyarrow(tmp_path, monkeypatch):
     write_parquet(tmp_path / "a.parquet", ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    assert refusal(tmp_path / "a.parquet").endswith("pyarrow is missing; pip install 'sampled-sae[lm]'")
+    assert refusal(tmp_path / "a.parquet").endswith(f"pyarrow is missing; {install('lm')}")
 
 
 # ---- the hub -----------------------------------------------------------------------------------------
@@ -230,4 +231,4 @@ def test_the_hub_fails(hub, monkeypatch):
     hub.tables["fancyzhx/ag_news", "train"] = broken()
     assert refusal("fancyzhx/ag_news").endswith("the hub's stream broke off at row 1 (no more)")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert refusal("fancyzhx/ag_news").endswith("datasets is missing; pip install 'sampled-sae[lm]'")
+    assert refusal("fancyzhx/ag_news").endswith(f"datasets is missing; {install('lm')}")
