@@ -15,6 +15,7 @@ from sampled_sae.browser.files import Page, data_files
 from sampled_sae.evals.results import FIRING, Density, read_density, read_explanations, read_unique
 from sampled_sae.hooks import Where, hook_title, saved_hook
 from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.reporting import palette
 from sampled_sae.reporting.pages import render, trusted
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -27,8 +28,7 @@ HERE = Path(__file__).parent
 
 def html_page(title: str, summary: str, data_folder: str) -> str:
     """The whole page as text; `data_folder` is the name of the folder beside it with its data."""
-    colors, _, _ = (HERE.parent / "reporting" / "page.css").read_text(encoding="utf-8").partition("* { box-sizing")
-    css = trusted("\n" + colors + (HERE / "browse.css").read_text(encoding="utf-8"))
+    css = trusted("\n" + palette.css() + (HERE / "browse.css").read_text(encoding="utf-8"))
     code = trusted('\n"use strict";\n' + "".join((HERE / name).read_text(encoding="utf-8") for name in CODE))
     return render("browser.html", HERE, title=title, summary=summary, data_folder=data_folder, css=css, code=code)
 

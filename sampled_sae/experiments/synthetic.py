@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +38,12 @@ class Cell:
     @property
     def name(self) -> str:
         """The label as a folder's name."""
-        return self.label.replace(" ", "-").replace("=", "").replace("%", "pct").replace("/", "-")
+        return re.sub(r"[^\w.]+", "-", self.label.replace("score=", "").replace("=", ""))
+
+
+def cell(group: str, config: SAEConfig, l: float | None = None) -> Cell:
+    """A cell with its method as label, as `--methods` names it."""
+    return Cell(group, presets.spec(config), config, l)
 
 
 def grid(experiment: Experiment) -> list[Cell]:
@@ -65,21 +71,21 @@ def family(experiment: Experiment) -> list[Cell]:
     """The methods that the experiment compares, in their default settings."""
     m, k = experiment.d_sae, experiment.k
     cells = [
-        Cell("batchtopk", "BatchTopK", presets.batchtopk(m, k)),
-        Cell("topk", "TopK", presets.topk(m, k)),
-        Cell("topk", "TopK then BatchTopK", presets.topk_then_batchtopk(m, k)),
+        cell("batchtopk", presets.batchtopk(m, k)),
+        cell("topk", presets.topk(m, k)),
+        cell("topk", presets.topk_then_batchtopk(m, k)),
     ]
     for score in experiment.scores:
         for l in experiment.multipliers:
-            cells.append(Cell(score, f"{score} l={l:g}", presets.sampled(m, k, score, l), l))
+            cells.append(cell(score, presets.sampled(m, k, score, l), l))
     half = PoolConfig("uniform", Fraction(0.5))
     return [
         *cells,
-        Cell("uniform", "uniform 50%", SAEConfig(m, k, pool=half), m / k / 2),
-        Cell("released", "uniform 50% released at 70%", presets.released(m, k, fraction=0.5)),
-        Cell("released", "uniform 75% released at 70%", presets.released(m, k, fraction=0.75)),
-        Cell("released", "l2 50% released at 70%", presets.released(m, k, score="l2", fraction=0.5)),
-        Cell("annealed", "uniform annealed from 30%", presets.annealed(m, k, fraction=0.3)),
+        cell("uniform", SAEConfig(m, k, pool=half), m / k / 2),
+        cell("released", presets.released(m, k, fraction=0.5)),
+        cell("released", presets.released(m, k, fraction=0.75)),
+        cell("released", presets.released(m, k, score="l2", fraction=0.5)),
+        cell("annealed", presets.annealed(m, k, fraction=0.3)),
     ]
 
 
@@ -89,8 +95,8 @@ def scored_released(experiment: Experiment) -> list[Cell]:
     cells = []
     for score in ("l2", "entropy", "frequency"):
         pool = PoolConfig(score, Multiplier(l), schedule=Released(0.7))
-        cells.append(Cell("released", f"{score} l={l:g} released at 70%", SAEConfig(m, k, pool=pool)))
-    return [*cells, Cell("released", "entropy 50% released at 70%", presets.released(m, k, "entropy", 0.5))]
+        cells.append(cell("released", SAEConfig(m, k, pool=pool)))
+    return [*cells, cell("released", presets.released(m, k, "entropy", 0.5))]
 
 
 def improved(cells: dict[str, Cell]) -> list[Cell]:
@@ -102,17 +108,16 @@ def improved(cells: dict[str, Cell]) -> list[Cell]:
         name = f"{label} lr={lr:g}"
         if dead_after is not None:
             config = replace(config, auxk=replace(config.auxk, dead_after=dead_after))
-            name += f" dead after {dead_after // 1000}k"
+            name += f" dead_after={dead_after}"
         return replace(cells[label], label=name, config=config)
 
-    half, three_quarters = "uniform 50% released at 70%", "uniform 75% released at 70%"
     return [
-        faster("BatchTopK", 1e-3),
-        faster(half, 1e-3),
-        faster("BatchTopK", 3e-3),
-        faster("TopK", 3e-3),
-        faster(three_quarters, 3e-3),
-        faster("BatchTopK", 3e-3, dead_after=400_000),
+        faster("batchtopk", 1e-3),
+        faster("released", 1e-3),
+        faster("batchtopk", 3e-3),
+        faster("topk", 3e-3),
+        faster("released:fraction=0.75", 3e-3),
+        faster("batchtopk", 3e-3, dead_after=400_000),
     ]
 
 

@@ -275,6 +275,49 @@ def label(config: SAEConfig) -> str:
     return "-".join(words)
 
 
+def spec(config: SAEConfig) -> str:
+    """The method as `parse_methods` takes it, such as `topk` or `sampled:score=l2,l=5`; `label` if no spec gives it.
+
+    Parameters at their defaults are left out, but a Sampled-SAE always has its score and l.
+    """
+    pool = config.pool
+    fields = [pool, pool.size, pool.schedule, *([config.jumprelu] if config.jumprelu else []), config]
+    values = {name: getattr(part, name) for part in reversed(fields) for name in part.__dataclass_fields__}
+    if pool.scope.until < 1:
+        values["until"] = pool.scope.until
+    for method in sorted(PRESETS, key=lambda name: name != "matryoshka"):  # any method may have prefixes
+        known = parameters(method)
+        given = {name: values[name] for name in known if name in values and name not in ("d_sae", "k", "lr")}
+        lacking = any(
+            item.default is item.empty and name not in (*given, "d_sae", "k", "prefixes")
+            for name, item in known.items()
+        )
+        if lacking or (method == "matryoshka" and config.prefixes is None):
+            continue
+        made = PRESETS[method](config.d_sae, config.k, **given)
+        if all(getattr(made, name) == getattr(config, name) for name in ("pool", "prefixes", "jumprelu", "cut")):
+            words = [
+                f"{name}={_spec_value(value)}"
+                for name, value in given.items()
+                if not _is_default(method, config, name, value)
+            ]
+            return f"{method}:{','.join(words)}" if words else method
+    return label(config)
+
+
+def _is_default(method: str, config: SAEConfig, name: str, value: Any) -> bool:
+    """Whether a spec need not name this parameter."""
+    if name == "prefixes":
+        return value is None or (method == "matryoshka" and value == prefix_widths(MATRYOSHKA, config.d_sae))
+    return value == parameters(method)[name].default and not (method == "sampled" and name in ("score", "l"))
+
+
+def _spec_value(value: Any) -> str:
+    return (
+        "+".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else value
+    )
+
+
 def named(configs: list[SAEConfig], seed: int) -> list[SAEConfig]:
     """The same configurations, each with its seed filled in and a name that no other one has."""
     full = []

@@ -21,6 +21,7 @@ from sampled_sae.utils.measures import Metric
 
 OWN, FOREIGN = "sampled_sae.json", "cfg.json"
 SYNTHETIC = "results.json"
+BROWSER = "browser.json"  # beside the page of a feature browser: the SAE that it shows
 
 
 class Kind(NamedTuple):
@@ -74,6 +75,7 @@ class Found:
     comparisons: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)  # whole compare.json files
     synthetic: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
     """Whole results.json files of the synthetic experiment; its SAEs are not among the others."""
+    browsers: dict[Path, Path] = field(default_factory=dict)  # page of the feature browser, by the SAE's folder
     notes: list[str] = field(default_factory=list)  # what was left out, and why
 
 
@@ -103,7 +105,7 @@ def _interesting(top: Path) -> Iterator[Path]:
         if SYNTHETIC in files and _synthetic(folder, []):
             below[:] = []
             yield folder
-        elif {"run.json", "compare.json", OWN} & set(files) or _is_sae(folder):
+        elif {"run.json", "compare.json", OWN, BROWSER} & set(files) or _is_sae(folder):
             yield folder
 
 
@@ -128,6 +130,9 @@ def _read_folder(folder: Path, found: Found) -> None:
         found.synthetic.append((folder, results))
         found.notes.append(f"{folder}: the synthetic experiment, which has a page of its own: index.html there")
         return
+    shown = _read(folder / BROWSER, "browser", found.notes).get("sae")
+    if isinstance(shown, str) and (folder / "index.html").exists():
+        found.browsers[Path(os.path.normpath(folder / shown))] = folder / "index.html"
     comparison = _read(folder / "compare.json", "comparison", found.notes)
     if comparison:
         found.comparisons.append((folder, comparison))

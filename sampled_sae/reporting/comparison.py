@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sampled_sae.reporting.collect import dicts, part
-from sampled_sae.reporting.figures import INK, heatmap, plain, wrapped
+from sampled_sae.reporting.figures import heatmap, plain, wrapped
 from sampled_sae.reporting.pages import Figure, render
+from sampled_sae.reporting.palette import INK
 from sampled_sae.reporting.terminal import console_of, drawn, fits, safe
 from sampled_sae.utils.measures import Cell, Column, Stat, Table, Value, form, listed, number, shown
 
@@ -145,8 +146,15 @@ def compare_part(folder: Path, content: Content, count: int) -> str:
         if (rows := dicts(sae, "top_features"))
     ]
     skipped = Counter(f"{item.get('what')}: {item.get('reason')}" for item in dicts(content, "skipped"))
-    shown_ = {"figures": figures, "unique": unique, "old": f"({old}): {OLD_UNIQUE}" if old else "", "top": top}
-    return render("comparison.html", name=folder.name, seeds=_seed_table(content, _range), skipped=skipped, **shown_)
+    shown_: dict[str, Any] = {
+        "figures": figures,
+        "unique": unique,
+        "old": f"({old}): {OLD_UNIQUE}" if old else "",
+        "top": top,
+    }
+    return render(
+        "comparison.html", name=folder.name, count=count, seeds=_seed_table(content, _range), skipped=skipped, **shown_
+    )
 
 
 def _unique_tables(content: Content) -> tuple[list[Table], int]:

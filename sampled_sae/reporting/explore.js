@@ -21,7 +21,7 @@ function traces(content, points, front, x, y) {
   const groups = content.groups.map(group => {
     const own = points.filter(point => point.group === group.name);
     return {
-      type: "scatter", mode: "markers", name: group.name, x: own.map(p => p.values[x][0]), y: own.map(p => p.values[y][0]),
+      type: "scatter", mode: "markers", name: group.title, x: own.map(p => p.values[x][0]), y: own.map(p => p.values[y][0]),
       // What is on the front stands out.
       marker: {...group.marker, opacity: own.map(p => !front.length || front.includes(p) ? 1 : 0.5)},
       hovertext: own.map(p => [p.about, p.texts[x], p.texts[y]].join("<br>")), hovertemplate: "%{hovertext}<extra></extra>",

@@ -1,78 +1,34 @@
-"""Figures: colors, symbols and axes of all of them; scatter plots with the Pareto front and labels that fit.
-
-Colors are written for a light page; the page swaps them by `DARK` where the reader prefers a dark one.
-"""
+"""Figures: what all of them share; scatter plots with the Pareto front and labels that fit."""
 
 from __future__ import annotations
 
 import html
 import itertools
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, key_of
+from sampled_sae.reporting.palette import FREE, GRID, GROUPS, INK, MUTED, PALE, PAPER, SCALE, Style
+from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, group_title, key_of
 from sampled_sae.utils.measures import Better, Metric, Stat, form, shown
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-INK, MUTED, GRID, PAPER = "#1c2024", "#6b7076", "#e3e3de", "#fdfdfb"
-PALE = "#b9bec2"  # for bars and lines that many others cross
-SCALE = ["#f3f5f6", "#5ab4e6"]  # pale enough for ink on it
-# From a little to much, for lines and points.
-SHADES = ["#9cc4e4", "#74acd8", "#4f93c8", "#3279b0", "#1f6096", "#13497a", "#0a345d"]
-DARK_SHADES = ["#33506b", "#3c668c", "#4a7fae", "#5d98ca", "#7bb0de", "#a0c8ec", "#cbe2f8"]
-DARK = {
-    INK: "#e8e8e4",
-    MUTED: "#9ba1a8",
-    GRID: "#2e3338",
-    PAPER: "#16191c",
-    PALE: "#4e565e",
-    "#000000": "#ffffff",
-    "#a89a00": "#f0e442",  # Okabe and Ito's yellow is too pale for a white page
-    "#0072b2": "#2b8fd0",
-    SCALE[0]: "#20252a",
-    SCALE[1]: "#1b5f8c",
-    **dict(zip(SHADES, DARK_SHADES, strict=True)),
-}
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 DASHES = ["solid", "9px,4px", "2px,3px", "9px,3px,2px,3px", "16px,4px", "16px,3px,2px,3px,2px,3px"]
 LABEL_WIDTH = 20  # letters a line
 
 
-class Style(NamedTuple):
-    """How one group looks in every figure."""
-
-    color: str
-    symbol: str  # plotly's
-    glyph: str  # a letter that looks like it
-
-
-# The palette of Okabe and Ito, with its grey.
-KNOWN = {
-    "batchtopk": Style("#000000", "circle", "●"),
-    "topk": Style("#999999", "square", "■"),
-    "l2": Style("#0072b2", "circle", "●"),
-    "squared_l2": Style("#56b4e9", "square-open", "□"),  # open, for it often lies on top of l2
-    "entropy": Style("#cc79a7", "diamond", "◆"),
-    "uniform": Style("#e69f00", "triangle-up", "▲"),
-    "released": Style("#009e73", "triangle-right", "▶"),
-    "annealed": Style("#d55e00", "triangle-down", "▼"),
-}
-OWN = [
-    Style("#a89a00", "hexagon", "⬢"),
-    Style("#8c6d5a", "star", "★"),
-    Style("#8a77d1", "triangle-left", "◀"),
-]
 Styles = dict[str, Style]
 
 
 def styles(rows: Iterable[Configuration]) -> Styles:
     """A style for each group, in the order of the file; a user's own groups take the free ones in turn."""
     groups = dict.fromkeys(row.group for row in rows)
-    free = itertools.cycle([*OWN, *(style for group, style in KNOWN.items() if group not in groups)])
-    return {group: KNOWN.get(group) or next(free) for group in groups}
+    free = itertools.cycle([*FREE, *(style for group, style in GROUPS.items() if group not in groups)])
+    return {group: GROUPS.get(group) or next(free) for group in groups}
 
 
 def plain(text: str) -> str:
@@ -81,8 +37,10 @@ def plain(text: str) -> str:
 
 
 def wrapped(text: str) -> str:
-    """A label in at most two short lines, so that a phone has room for the figure."""
-    return "<br>".join(map(plain, textwrap.wrap(text, LABEL_WIDTH, max_lines=2, placeholder="…")))
+    """A label in at most two short lines, so that a phone has room for the figure; a method breaks at a comma."""
+    words = re.sub(r"([:,])(?=\S)", "\\1\0 ", text)  # a zero marks a space that is not in the text
+    lines = textwrap.wrap(words, LABEL_WIDTH + 2 * words.count("\0"), max_lines=2, placeholder="…")
+    return "<br>".join(plain(line.replace("\0 ", "").replace("\0", "")) for line in lines)
 
 
 def described(label: str, stat: Stat | None) -> str:
@@ -290,8 +248,6 @@ def about(row: Configuration) -> str:
     run = row.runs[0]
     seeds = [str(one["seed"]) for one in row.runs if one["seed"] is not None]
     words = [
-        plain(row.group),
-        f"l = {row.l:g}" if row.l is not None else "",
         f"K = {run['k']:g}" if run["k"] is not None else "",
         f"lr {run['lr']:g}" if run["lr"] is not None else "",
         f"seed{'s' * (len(seeds) > 1)} {plain(', '.join(seeds))}" if seeds else "",
@@ -326,7 +282,7 @@ def scatter(rows: Sequence[Configuration], x: Metric, y: Metric, style: Any) -> 
         "mode": "markers",
         "x": [stat and stat.mean for stat in across],
         "y": [stat and stat.mean for stat in up],
-        "name": plain(rows[0].group),
+        "name": plain(group_title(rows[0].group)),
         "legendrank": 1 if rows[0].group == BASE else 1000,
         "marker": marker(style, rows[0].group),
         "hovertext": ["<br>".join([about(row), value_text(row, x), value_text(row, y)]) for row in rows],

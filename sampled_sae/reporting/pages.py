@@ -6,14 +6,16 @@ import base64
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampled_sae.reporting.collect import Log
-from sampled_sae.reporting.figures import DARK, Styles
+from sampled_sae.reporting.figures import Styles
+from sampled_sae.reporting.palette import DARK, css
 from sampled_sae.reporting.panels import curves, dash
-from sampled_sae.reporting.sweep import Configuration
+from sampled_sae.reporting.sweep import Configuration, group_title
 from sampled_sae.reporting.tables import range_of, text_of
 from sampled_sae.training.learner import METRICS
 from sampled_sae.utils.measures import Table, form, shown
@@ -72,10 +74,10 @@ def _environment(folder: Path) -> Environment:
         finalize=_visible,
     )
     made.filters |= {"in_script": in_script, "settings": _settings, "hashed": _hashed}
-    made.filters["bolded"] = lambda text: text.split(BOLD)
+    made.filters |= {"bolded": lambda text: text.split(BOLD), "breaking": _breaking}
     made.globals |= {"dark": DARK, "dash": dash, "form": form, "page_rows": page_rows, "text_columns": text_columns}
     made.globals["source"] = lambda name: trusted((folder / name).read_text(encoding="utf-8"))
-    made.globals["plotly_script"] = _plotly_script
+    made.globals |= {"plotly_script": _plotly_script, "colors": lambda: trusted(css())}
     return made
 
 
@@ -107,6 +109,13 @@ def _settings(content: Any) -> str:
     from markupsafe import escape
 
     return escape(shown(json.dumps(content, indent=2, ensure_ascii=False), keep="\n"))
+
+
+def _breaking(text: str) -> str:
+    """A method's name, which may break after a colon or comma."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([:,])(?=\w)", r"\1<wbr>", str(escape(shown(text)))))
 
 
 def bold(text: str) -> str:
@@ -165,7 +174,10 @@ def training(
     """
     if not any(run["name"] in log for row in rows for run in row.runs):
         return {"why": note or missing or "The curves are missing: the log has no lines for these SAEs."}
-    groups = [(group, style.color, [row.label for row in rows if row.group == group]) for group, style in look.items()]
+    groups = [
+        (group_title(group), style.color, [row.label for row in rows if row.group == group])
+        for group, style in look.items()
+    ]
     figures = [
         Figure(f"{prefix}curve-{key}", curves(rows, look, log, key), title, caption) for key, title, caption in CURVES
     ]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sampled_sae.reporting import figures
 from sampled_sae.reporting.collect import Log
 from sampled_sae.reporting.figures import DASHES, Styles, about, base_figure, means, plain, reach, scatter, span
-from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, field, key_of
+from sampled_sae.reporting.palette import GRID, INK, SHADES
+from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, field, group_title, key_of
 from sampled_sae.utils.measures import Metric, Stat
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def grouped(rows: Sequence[Configuration]) -> dict[str, list[Configuration]]:
             scores.setdefault(row.group, []).append(row)
         elif row.group != BASE:
             others.append(row)
-    found = {name: sorted(group, key=lambda row: row.l or 0.0) for name, group in scores.items()}
+    found = {group_title(name): sorted(group, key=lambda row: row.l or 0.0) for name, group in scores.items()}
     return found | ({OTHERS: others} if others else {})
 
 
@@ -73,7 +74,7 @@ def _thread(rows: Sequence[Configuration], x: Metric, y: Metric) -> Trace:
         "mode": "lines",
         "x": [row.mean(key_of(x)) for row in rows] if once else [],
         "y": [row.mean(key_of(y)) for row in rows] if once else [],
-        "line": {"color": figures.GRID, "width": 1.5},
+        "line": {"color": GRID, "width": 1.5},
         "hoverinfo": "skip",
         "showlegend": False,
     }
@@ -114,7 +115,7 @@ def shades(rows: Sequence[Configuration]) -> dict[float, str]:
     """A color for each multiplier, by rank."""
     known = sorted({row.l for row in rows if row.l is not None})
     last = max(1, len(known) - 1)
-    return {l: figures.SHADES[round(i * (len(figures.SHADES) - 1) / last)] for i, l in enumerate(known)}
+    return {l: SHADES[round(i * (len(SHADES) - 1) / last)] for i, l in enumerate(known)}
 
 
 def _histogram(row: Configuration, name: str, color: str, dashes: str) -> Trace:
@@ -167,7 +168,7 @@ def sheet(panels: Sequence[Panel], width: int) -> go.Figure:
         figure.update_xaxes(look.pop("xaxis") | inner_x, row=row, col=column)
         figure.update_yaxes(look.pop("yaxis") | inner_y, row=row, col=column)
         figure.update_layout(look)
-    figure.update_annotations(font={"size": 13, "color": figures.INK})
+    figure.update_annotations(font={"size": 13, "color": INK})
     return figure.update_layout(width=width, height=height)
 
 

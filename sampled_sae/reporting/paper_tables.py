@@ -41,9 +41,12 @@ ROWS = 5  # features in a table of unique ones
 
 
 def kind_of(label: str) -> tuple[str, float | None]:
-    """Score and l of a configuration's label as `presets.label` makes it; for others the first word."""
+    """Score and l of a Sampled-SAE's label as `presets.spec` makes it; for others the first word.
+
+    Early comparisons have labels as in the names of SAEs, `l2-l5`.
+    """
     word = label.split(" ", 1)[0]
-    found = re.fullmatch(r"([\w.]+)-l([\d.]+(?:e[+-]?\d+)?)", word)
+    found = re.fullmatch(r"(?:sampled:score=)?([\w.]+)(?:-l|,l=)([\d.]+(?:e[+-]?\d+)?)", word)
     return (found[1], float(found[2])) if found else (word, None)
 
 

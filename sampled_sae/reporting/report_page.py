@@ -1,39 +1,36 @@
-"""The page of a sweep: overview, any two metrics, panels, densities, training curves, tables and settings.
+"""The page of a sweep: summary, any two metrics, panels, densities, training curves, tables and settings.
 
 Also the front page of a reproduction: state of the stages, links to the results, and the paper's tables.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sampled_sae.config import read_file
 from sampled_sae.evals import registry
 from sampled_sae.reporting import figures, panels
 from sampled_sae.reporting.collect import TRAINING, Found, Saved, kinds
 from sampled_sae.reporting.comparison import compare_part
-from sampled_sae.reporting.figures import PAIRS, REFERENCE, Styles, about, marker, plain, value_text
+from sampled_sae.reporting.figures import PAIRS, REFERENCE, Styles, about, marker, plain, styles, value_text
+from sampled_sae.reporting.findings import Finding, finding, in_words
 from sampled_sae.reporting.pages import Figure, Mark, bold, render, several, training
-from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, key_of
-from sampled_sae.reporting.tables import Missing, range_of, text_of
+from sampled_sae.reporting.palette import MUTED, PALE
+from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, group_title, key_of
+from sampled_sae.reporting.tables import Missing
 from sampled_sae.utils.files import write_text
-from sampled_sae.utils.measures import Column, Metric, Table, listed
-from sampled_sae.utils.paired import leaders
+from sampled_sae.utils.measures import Metric, Table, form, listed
 from sampled_sae.utils.progress import clock
 
 FIRST_PANELS = ("probing_5", "over_10_percent")  # metrics whose panels are shown first, if there are any: the paper's
 
 
-def styles(sweep: Sweep) -> Styles:
-    """As everywhere, but BatchTopK is the paper's black cross."""
-    look = figures.styles(sweep.rows)
-    return look | ({BASE: figures.Style("#000000", "x", "✖")} if BASE in look else {})
-
-
-def page(found: Found, made: Sequence[Sweep]) -> str:
-    """The whole page as text."""
+def page(found: Found, made: Sequence[Sweep], out: Path | None = None) -> str:
+    """The whole page as text; `out` is the folder that it will lie in, from where it links to the SAEs' own pages."""
     title = f"Sweep: {made[0].title}" if len(made) == 1 else "Sweeps" if made else "Comparison"
     models = f" of {listed([bold(sweep.title) for sweep in made], most=6)}" if made else ""
     sizes = {"SAE": len(found.saes), "training run": len(found.runs), "comparison": len(found.comparisons)}
@@ -44,14 +41,22 @@ def page(found: Found, made: Sequence[Sweep]) -> str:
         title=title,
         summary="; ".join(counts) + ".",
         found=found,
-        sweeps=[_part(sweep, f"s{i}-") for i, sweep in enumerate(made)],
+        sweeps=[_part(sweep, f"s{i}-", _links(found, out)) for i, sweep in enumerate(made)],
         comparisons=[compare_part(folder, content, i) for i, (folder, content) in enumerate(found.comparisons)],
     )
 
 
-def _part(sweep: Sweep, prefix: str) -> dict[str, Any]:
+def _links(found: Found, out: Path | None) -> dict[Path, str]:
+    """Addresses of the feature browsers of SAEs, by the SAE's folder, relative to the report's."""
+    if out is None:
+        return {}
+    return {sae: quote(os.path.relpath(page, out.resolve())) for sae, page in found.browsers.items()}
+
+
+def _part(sweep: Sweep, prefix: str, links: dict[Path, str]) -> dict[str, Any]:
     """What the template shows of one sweep; ids begin with `prefix`."""
-    look, rows = styles(sweep), sweep.rows
+    look, rows = styles(sweep.rows), sweep.rows
+    findings = [*_findings(sweep)]
     reference = sweep.metric(REFERENCE)
     against = [] if reference is None else [*_against(sweep, reference, look, prefix)]
     names = [metric.name for metric, _ in against]
@@ -63,9 +68,11 @@ def _part(sweep: Sweep, prefix: str) -> dict[str, Any]:
         "prefix": prefix,
         "several": several(rows),
         "base": BASE in look,
-        "groups": [Mark(its.glyph, group, its.color) for group, its in look.items()],
+        "groups": [Mark(its.glyph, group_title(group), its.color) for group, its in look.items()],
         "facts": [*_facts(sweep)],
-        "winners": [*_winners(sweep)] if len(rows) > 1 else [],
+        "words": in_words([one for _, one in findings], bold),
+        "findings": [*_results(findings)],
+        "browsers": [(sae.name, links[sae.folder]) for sae in sweep.saes if sae.folder in links],
         "coverage": [*_coverage(sweep)],
         "explorer": _explorer(sweep, look),
         "reference": reference.title if reference else REFERENCE.upper(),
@@ -77,7 +84,7 @@ def _part(sweep: Sweep, prefix: str) -> dict[str, Any]:
         "training": training(rows, look, sweep.log, "", prefix, missing),
         "each": _singly(sweep),
         "runs": [(folder.name, _without_saes(run.record)) for folder, run in runs.items()],
-        "saes": [(sae.name, _known(sae)) for sae in sweep.saes],
+        "saes": [(sae.name, _known(sae), links.get(sae.folder)) for sae in sweep.saes],
     }
 
 
@@ -102,25 +109,27 @@ def _facts(sweep: Sweep) -> Iterator[tuple[str, str]]:
         yield "Text", listed(list(dict.fromkeys(texts)))
 
 
-def _winners(sweep: Sweep) -> Iterator[tuple[Metric, str, str, str]]:
-    """By each headline metric the clear winner, or the rows that no difference over seeds tells apart from the best;
-    the best value with its range, and BatchTopK's."""
+def _findings(sweep: Sweep) -> Iterator[tuple[Metric, Finding]]:
+    """Of each headline metric with a better end."""
     for metric in sweep.metrics:
-        rows, key = sweep.having(metric), key_of(metric)
-        if not (metric.headline and metric.better and rows):
-            continue
-        best = leaders([row.by_seed(key) for row in rows], metric.better) or [0]
-        names = [f"{rows[index].label} (n = {len(rows[index].by_seed(key))})" for index in best]
-        base = next((_with_range(row, metric) for row in rows if row.group == BASE), "-")
-        text = names[0] if len(best) == 1 else f"no clear winner: {listed(names)}"
-        yield metric, text, _with_range(rows[best[0]], metric), base
+        if metric.headline and metric.better:
+            found = finding(sweep.rows, key_of(metric), metric.title, metric.better, metric.digits, metric.null)
+            if found:
+                yield metric, found
 
 
-def _with_range(row: Configuration, metric: Metric) -> str:
-    """The mean over seeds and, of several, the smallest and the largest."""
-    stat, column = row.stat(key_of(metric)), Column(metric.title, metric.digits)
-    ends = range_of(stat, column)
-    return text_of(stat, column) + (f" ({' to '.join(ends)})" if ends else "")
+def _results(findings: Iterable[tuple[Metric, Finding]]) -> Iterator[tuple[Metric, list[str]]]:
+    """Each metric with the cells of its row: verdict, best mean, its spread, n, null level, BatchTopK."""
+    for metric, found in findings:
+        row, stat = found.rows[0], found.stats[0]
+        ends: Sequence[float] = stat[1:]
+        if found.counts[0] == 1:
+            ends = row.runs[0]["intervals"].get(metric.name, ())
+        spread = " to ".join(form(end, metric.digits) for end in ends) or "-"
+        null = "-" if metric.null is None else form(metric.null, metric.digits)
+        base = next((found.value(i) for i, other in enumerate(found.rows) if other.group == BASE), "-")
+        best = form(stat.mean, metric.digits)
+        yield metric, [found.verdict(), best, spread, found.seeds.removeprefix("n = "), null, base]
 
 
 def _coverage(sweep: Sweep) -> Iterator[tuple[str, int, str]]:
@@ -139,24 +148,25 @@ def _explorer(sweep: Sweep, look: Styles) -> dict[str, Any] | None:
     metrics = {metric.name: metric for metric in sweep.metrics if sweep.having(metric)}
     if len(metrics) < 2:
         return None
-    # The paper's pair first, then the headline metrics against the reference.
-    wanted = [(x, y) for y, x in PAIRS] + [(REFERENCE, m.name) for m in metrics.values() if m.headline]
+    # Of the pairs that most SAEs have: the paper's first, then the headline metrics against the reference.
+    wanted = [(x, y) for y, x in PAIRS] + [(REFERENCE, m.name) for m in metrics.values() if m.headline and m.better]
     there = [(x, y) for x, y in wanted if x != y and x in metrics and y in metrics]
-    x, y = next((pair for pair in there if sweep.having(*(metrics[name] for name in pair))), tuple(metrics)[:2])
+    first, second, *_ = metrics
+    x, y = max(there or [(first, second)], key=lambda pair: len(sweep.having(*(metrics[name] for name in pair))))
     groups = [kind._replace(metrics=tuple(m for m in kind.metrics if m.name in metrics)) for kind in sweep.kinds]
     figure = figures.base_figure(460, {"nticks": 8}, {"nticks": 8}, {"r": 16}).update_layout(dragmode="zoom")
     each = _singly(sweep) if len(sweep.saes) > len(sweep.rows) else []
     content = {  # what the page's script draws
         "layout": figure.layout.to_plotly_json(),
-        "front": figures.MUTED,
-        "bars": figures.PALE,
+        "front": MUTED,
+        "bars": PALE,
         "metrics": {
             name: {"title": m.title, "axis": plain(m.axis), "better": m.better, "meaning": m.meaning}
             for name, m in metrics.items()
         },
         # The base is drawn last, on top.
         "groups": [
-            {"name": group, "marker": marker(its, group)}
+            {"name": group, "title": group_title(group), "marker": marker(its, group)}
             for group, its in sorted(look.items(), key=lambda item: item[0] == BASE)
         ],
         "rows": [_point(row, metrics.values()) for row in sweep.rows],

@@ -55,6 +55,11 @@ def winner(rows: Sequence[Configuration], key: Key, better: Better | None) -> li
     return found if len(found) == 1 else []
 
 
+def group_title(group: str) -> str:
+    """A group as the command line names its method; groups that are none are Sampled-SAEs of that score."""
+    return group if group in (*presets.PRESETS, OTHER) else f"sampled:score={group}"
+
+
 def table_of(rows: Sequence[Configuration], columns: Mapping[Key, Column], name: str = "") -> Table:
     """A row per configuration with means and ranges over seeds; a clear winner of a column is bold."""
     lines = [[row.label, *(row.stat(key) for key in columns)] for row in rows]
@@ -65,6 +70,7 @@ def table_of(rows: Sequence[Configuration], columns: Mapping[Key, Column], name:
 
 
 BASE = "batchtopk"  # the group that others are measured against
+OTHER = "other"  # the group of SAEs whose settings are not known
 GROUPS = (BASE, "topk", "matryoshka", "jumprelu", "l2", "squared_l2", "entropy", "uniform", "released", "annealed")
 """The order of rows."""
 ORIGIN = ("text", "context_size", "prepend_bos", "skip_first")
@@ -104,7 +110,7 @@ class Sweep:
     def table(self, kind: Kind, rows: Sequence[Configuration] | None = None) -> Table:
         """The numbers of one evaluation, of these rows or of all that have any."""
         columns: dict[Key, Column] = {
-            key_of(metric): Column(metric.title, metric.digits, metric.better, name=metric.name)
+            key_of(metric): Column(metric.title, metric.digits, metric.better, name=metric.name, meaning=metric.meaning)
             for metric in kind.metrics
         }
         return table_of(self.measured(kind) if rows is None else rows, columns, kind.name)
@@ -212,9 +218,9 @@ def _kind(sae: Saved) -> tuple[str, str, float | None]:
     """Group, label and multiplier l of a configuration."""
     try:
         config = SAEConfig.from_dict(sae.config or {})
-        label = presets.label(config)
+        label = presets.spec(config)
     except (UserError, TypeError):  # no settings, or those of another version
-        return "other", shown(sae.name), None
+        return OTHER, shown(sae.name), None
     pool, size = part(sae.config, "pool"), part(sae.config, "pool", "size")
     schedule = part(pool, "schedule").get("kind", "constant")
     if config.jumprelu is not None:
@@ -222,11 +228,11 @@ def _kind(sae: Saved) -> tuple[str, str, float | None]:
     if config.prefixes is not None:
         return "matryoshka", shown(label), number(size.get("l"))
     if size.get("kind") == "everything":
-        return (BASE if label == "batchtopk" else "topk"), shown(label), None
+        return (BASE if label == BASE else "topk"), shown(label), None
     if schedule != "constant":
         return schedule, shown(label), None
-    group = str(pool.get("score")) + (" drawn" if pool.get("pick") == "sample" else "")
-    group += f" memory {config.pool.memory:g}" if config.pool.memory is not None else ""
+    group = str(pool.get("score")) + (",pick=sample" if pool.get("pick") == "sample" else "")
+    group += f",memory={config.pool.memory:g}" if config.pool.memory is not None else ""
     return shown(group), shown(label), number(size.get("l"))
 
 

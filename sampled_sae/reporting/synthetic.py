@@ -11,12 +11,14 @@ from sampled_sae.config import read_file
 from sampled_sae.reporting import figures
 from sampled_sae.reporting.collect import read_log
 from sampled_sae.reporting.figures import Styles, base_figure, described, error_bars, heatmap, plain, styles, wrapped
+from sampled_sae.reporting.findings import finding, in_words
 from sampled_sae.reporting.pages import Figure, Mark, bold, render, several, training
-from sampled_sae.reporting.sweep import Configuration, Key, field, table_of
+from sampled_sae.reporting.palette import GRID, INK, MUTED, PAPER
+from sampled_sae.reporting.sweep import Configuration, Key, field, group_title, table_of
 from sampled_sae.reporting.terminal import console_of, drawn, safe
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import write_text
-from sampled_sae.utils.measures import Column, Stat, Table, form, listed, number
+from sampled_sae.utils.measures import Column, Stat, Table, form, number
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -141,8 +143,14 @@ def columns(results: dict[str, Any]) -> dict[Key, Column]:
     }
 
 
+HEADLINES: dict[Key, str] = {
+    "fve_heldout_threshold": "Held-out FVE by threshold",
+    "recovered": "Share of true features recovered",
+}
+
+
 def summary(results: dict[str, Any], name: Callable[[str], str]) -> str:
-    """What was run and the best results, in a few sentences; `name` writes a configuration's label."""
+    """What was run and what it shows, in a few sentences; `name` writes a configuration's label."""
     rows, trained = configurations(results), results.get("train") or {}
     runs, seeds = len(results["saes"]), max((len(row.runs) for row in rows), default=0)
     each = f" ({len(rows)} configurations, up to {seeds} seeds each: numbers are means)" if seeds > 1 else ""
@@ -154,44 +162,15 @@ def summary(results: dict[str, Any], name: Callable[[str], str]) -> str:
         if (train := row.mean("fve_train")) is not None and (held := row.mean("fve_heldout")) is not None
     ]
     gap, where = max(gaps, default=(0.0, ""))
+    found = {title: finding(rows, key, title, "high", 3) for key, title in HEADLINES.items()}
     sentences = [
         f"{runs} SAE{'s' * (runs > 1)}{each}, trained for {steps} with {features:,} known features.",
-        _leader(rows, "fve_heldout_threshold", "held-out FVE by threshold", name),
-        _leader(rows, "recovered", "share of true features recovered", name),
+        *in_words([one for one in found.values() if one], name),
+        *(f"No SAE has a {title[0].lower()}{title[1:]}." for title, one in found.items() if not one),
     ]
     if gap >= 0.001:  # a smaller one may not show in the numbers as written
         sentences.append(f"The largest gap between training and held-out FVE is that of {where}.")
     return " ".join(sentences)
-
-
-def _leader(rows: list[Configuration], key: Key, what: str, name: Callable[[str], str]) -> str:
-    """The highest `key`, the next one, and that of the best BatchTopK."""
-    known = [(stat, row) for row in rows if (stat := row.stat(key))]
-    if not known:
-        return f"No SAE has a {what}."
-    # Values that are equal as written are equal. Among equals BatchTopK is named first.
-    order = sorted(known, key=lambda pair: (-round(pair[0].mean, 3), pair[1].group != "batchtopk", -pair[0].mean))
-    top = order[0][0]
-    low, high = form(top.low, 3), form(top.high, 3)
-    value = form(top.mean, 3) + (f" (seeds {low} to {high})" if low != high else "")
-    first = [row for stat, row in order if form(stat.mean, 3) == form(top.mean, 3)]
-    if len(first) == len(rows):
-        return f"{'All SAEs have the same' if len(rows) > 1 else 'It has a'} {what}, {value}."
-    names = listed([name(row.label) for row in first])
-    parts = [f"{names} {'have' if len(first) > 1 else 'has'} the best {what}, {value}"]
-    rest = order[len(first) :]
-    second = [(stat, row) for stat, row in rest if form(stat.mean, 3) == form(rest[0][0].mean, 3)]
-    if second:
-        names = listed([name(row.label) for _, row in second])
-        overlap = any(stat.low < stat.high and stat.high >= top.low for stat, _ in second)
-        parts.append(
-            f"next {'come' if len(second) > 1 else 'comes'} {names} with {form(second[0][0].mean, 3)}"
-            + ", some seeds overlapping with the best" * overlap
-        )
-    if not any(row.group == "batchtopk" for row in [*first, *(row for _, row in second)]):
-        base = [f"{name(row.label)} has {form(stat.mean, 3)}" for stat, row in rest if row.group == "batchtopk"]
-        parts += base[:1]
-    return "; ".join(parts) + "."
 
 
 ROW_HEIGHT = 38  # room for a label of two lines, and a gap
@@ -202,7 +181,7 @@ def _label_axis(rows: list[Configuration]) -> dict[str, Any]:
     return {
         "tickvals": list(range(len(rows))),
         "ticktext": [wrapped(row.label) for row in rows],
-        "tickfont": {"color": figures.INK, "size": 12},
+        "tickfont": {"color": INK, "size": 12},
         "range": [len(rows) - 0.4, -0.6],
         "showgrid": False,
         "fixedrange": True,
@@ -231,7 +210,7 @@ def fve_figure(rows: list[Configuration], look: Styles) -> Figure:
         means = [max(stat.mean, low) for stat in trio if stat]
         spans += [min(means), max(means), None] if means else [None, None, None]
     places = [y for y in range(len(rows)) for _ in range(3)]
-    figure.add_scatter(x=spans, y=places, mode="lines", line={"color": figures.GRID, "width": 4}, hoverinfo="skip")
+    figure.add_scatter(x=spans, y=places, mode="lines", line={"color": GRID, "width": 4}, hoverinfo="skip")
     colors = [look[row.group].color for row in rows]
     for (name, _, symbol, size, glyph), stats in zip(FVE_KINDS, table, strict=True):
         shown = [stat and Stat(*(max(value, low) for value in stat)) for stat in stats]
@@ -242,7 +221,7 @@ def fve_figure(rows: list[Configuration], look: Styles) -> Figure:
             marker={
                 "symbol": ["triangle-left" if stat and stat.mean < low else symbol for stat in stats],
                 # The hollow ones are filled with paper, which hides the bar behind them.
-                "color": figures.PAPER if glyph == "○" else colors,
+                "color": PAPER if glyph == "○" else colors,
                 "size": size,
                 "line": {"width": 2, "color": colors},
             },
@@ -251,7 +230,7 @@ def fve_figure(rows: list[Configuration], look: Styles) -> Figure:
             cliponaxis=False,
             **error_bars(shown, "error_x"),
         )
-    kinds = [Mark(glyph, name, figures.MUTED) for name, *_, glyph in FVE_KINDS]
+    kinds = [Mark(glyph, name, MUTED) for name, *_, glyph in FVE_KINDS]
     return Figure("fve", figure, "Variance explained", caption, kinds)
 
 
@@ -263,7 +242,7 @@ def recovery_figure(rows: list[Configuration], names: list[str]) -> Figure:
     x = {
         "tickvals": list(range(len(keys))),
         "ticktext": [*(plain(name) for name in names), "all"],
-        "tickfont": {"color": figures.INK, "size": 10},
+        "tickfont": {"color": INK, "size": 10},
         "side": "top",
         "tickangle": 0,
         "showgrid": False,
@@ -314,7 +293,7 @@ def write_page(folder: Path) -> Path:
         summary=summary(results, bold),
         data=data_table(results),
         data_line=data_line(results),
-        groups=[Mark("■", group, style.color) for group, style in look.items()],
+        groups=[Mark("■", group_title(group), style.color) for group, style in look.items()],
         several=several(rows),
         fve=fve_figure(ranked(rows), look),
         recovery=recovery_figure(ranked(rows), [str(part["name"]) for part in buckets(results)]),
@@ -339,7 +318,10 @@ def _against_l(rows: list[Configuration], look: Styles) -> tuple[list[Mark], lis
     kinds = {"own pools": "fve_heldout", "by threshold": "fve_heldout_threshold"}
     limits = figures.fve_range(row.stat(key) for row in [*scored, base] if row for key in kinds.values())
     caption = "Held-out samples." + " Thin lines reach from the smallest to the largest seed." * several(rows)
-    marks = [Mark(look[group].glyph, group, look[group].color) for group in dict.fromkeys(row.group for row in scored)]
+    marks = [
+        Mark(look[group].glyph, group_title(group), look[group].color)
+        for group in dict.fromkeys(row.group for row in scored)
+    ]
     marks += [Mark("- -", base.label, look[base.group].color)] if base else []
     drawn_ = [
         Figure(f"l-{i}", fve_against_l(scored, base, look, key, limits), f"FVE against l, {name}", caption)

@@ -13,12 +13,13 @@ from sampled_sae.config import read_file, write_file
 from sampled_sae.hooks import hook_title
 from sampled_sae.reporting import panels
 from sampled_sae.reporting.collect import Found, collect
-from sampled_sae.reporting.figures import INK, MUTED, PAIRS, REFERENCE, Styles, pareto, plain
+from sampled_sae.reporting.figures import PAIRS, REFERENCE, Styles, pareto, plain, styles
 from sampled_sae.reporting.pages import CURVES
+from sampled_sae.reporting.palette import INK, MUTED
 from sampled_sae.reporting.panels import curves
 from sampled_sae.reporting.paper_tables import paper_tables
-from sampled_sae.reporting.report_page import page, styles
-from sampled_sae.reporting.sweep import Sweep, hook_of, sweeps
+from sampled_sae.reporting.report_page import page
+from sampled_sae.reporting.sweep import Sweep, group_title, hook_of, sweeps
 from sampled_sae.reporting.tables import Missing, files, sweep_files
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, write_text
@@ -64,7 +65,7 @@ def _curves(figure: go.Figure, look: Styles, title: str) -> go.Figure:
     named: set[str] = set()
     groups = list(look)
     for trace in figure.data:
-        group = plain(groups[trace.meta["group"]])
+        group = plain(group_title(groups[trace.meta["group"]]))
         trace.update(showlegend=group not in named and not trace.meta["band"], name=group, legendgroup=group)
         if not trace.meta["band"]:
             named.add(group)
@@ -152,7 +153,7 @@ def write_report(
     paper = paper_tables(found, made, [*named])
     make_folder(out)
     index = out / "index.html"
-    write_text(index, page(found, made))
+    write_text(index, page(found, made, out))
     own = {name + file: text for name, sweep in named.items() for file, text in sweep_files(sweep).items()}
     of_paper = {file: text for table in paper if isinstance(table, Table) for file, text in files(table).items()}
     tables, filled = (_write_all(out / "tables", texts) for texts in (own, of_paper))
@@ -160,7 +161,7 @@ def write_report(
     lacking = missing_for_figures() if figures else None
     if figures and lacking is None:
         try:
-            looks = [(name, sweep, styles(sweep)) for name, sweep in named.items()]
+            looks = [(name, sweep, styles(sweep.rows)) for name, sweep in named.items()]
             listed = [(name + file, one) for name, sweep, look in looks for file, one in paper_figures(sweep, look)]
             drawn = write_figures(listed, out / "figures")
         except UserError as error:

@@ -73,6 +73,7 @@ class Column(NamedTuple):
     wide: bool = False  # whether the cells hold sentences
     name: str = ""  # header in CSV; the title by default
     brief: str = ""  # header in a terminal, where line breaks are kept; the title by default
+    meaning: str = ""  # one sentence, shown on pages
 
 
 Cell = str | int | float | Stat | Value | None

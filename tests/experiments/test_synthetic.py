@@ -42,19 +42,21 @@ def test_every_sae_has_every_number(results):
 
 def test_batchtopk_finds_the_strong_features_and_a_tiny_pool_does_not(results):
     by_label = {sae["label"]: sae for sae in results["saes"]}
-    good, small = by_label["BatchTopK"], by_label["l2 l=1"]
+    good, small = by_label["batchtopk"], by_label["sampled:score=l2,l=1"]
     assert good["fve_heldout_threshold"] > 0.75
     assert good["recovery"]["HF+HA"] == 1
     assert small["recovery"]["HF+HA"] < 1
     assert small["dead"] > good["dead"]
     assert small["fve_heldout"] < good["fve_heldout"] - 0.2
     assert abs(good["l0_threshold"] - 2) < 0.2
-    assert by_label["l2 l=8"]["fve_heldout"] == pytest.approx(by_label["squared_l2 l=8"]["fve_heldout"], abs=0.02)
+    alike = [by_label[f"sampled:score={score},l=8"]["fve_heldout"] for score in ("l2", "squared_l2")]
+    assert alike[0] == pytest.approx(alike[1], abs=0.02)
 
 
 def test_presets_of_the_protocol():
     labels = {cell.label for cell in grid(EXPERIMENTS["paper-table"])}
-    assert {"prefix l=20", "l2 l=20", "entropy l=20 released at 70%", "TopK then BatchTopK"} <= labels
+    scored = {f"sampled:score={score},l=20" for score in ("prefix", "l2")}
+    assert {*scored, "entropy-l20-released70", "topk_then_batchtopk", "released:fraction=0.75"} <= labels
     assert {cell.label for cell in grid(EXPERIMENTS["paper-table-p20"])} == labels
     assert EXPERIMENTS["paper-table-p20"].data.p_high == 0.2
     finite = EXPERIMENTS["paper-finite"]
@@ -63,7 +65,7 @@ def test_presets_of_the_protocol():
 
 def test_the_benchmarks_data_in_the_experiment(tmp_path):
     data = SynthSAEBenchConfig(d=16, features=60, roots=3, branching=2, depth=2, orthogonalization=5, rank=2)
-    tiny = replace(TINY, data=data, steps=60, only=("BatchTopK",))
+    tiny = replace(TINY, data=data, steps=60, only=("batchtopk",))
     found = run("tiny", tiny, tmp_path / "run", device="cpu", progress=False)
     (sae,) = found["saes"]
     assert set(sae["recovery"]) == {"roots", "depth 1", "depth 2", "outside"} and 0 < sae["mcc"] <= 1
@@ -74,15 +76,15 @@ def test_the_benchmarks_data_in_the_experiment(tmp_path):
 
 
 def test_a_finite_sample_is_memorized(tmp_path):
-    small = replace(TINY, samples=128, batch_size=128, d_sae=1024, only=("BatchTopK",))
+    small = replace(TINY, samples=128, batch_size=128, d_sae=1024, only=("batchtopk",))
     (sae,) = run("tiny", small, tmp_path / "run", device="cpu", progress=False)["saes"]
     assert sae["fve_train"] > sae["fve_heldout"] + 0.05
 
 
 def test_one_member_alone_and_merged_is_the_same(results, tmp_path):
     parts = []
-    for label in ("BatchTopK", "uniform l=8"):
-        parts.append(tmp_path / label)
+    for label in ("batchtopk", "sampled:score=uniform,l=8"):
+        parts.append(tmp_path / label.replace(":", "-"))
         run("tiny", replace(TINY, only=(label,)), parts[-1], device="cpu", progress=False)
     merged = merge(parts, tmp_path / "merged")
     for sae in merged["saes"]:
@@ -92,7 +94,7 @@ def test_one_member_alone_and_merged_is_the_same(results, tmp_path):
     assert len((tmp_path / "merged" / "log.jsonl").read_text().splitlines()) == 2 * 101
     with pytest.raises(UserError, match="is in more than one of the runs"):
         merge([parts[0], parts[0]], tmp_path / "twice")
-    run("tiny", replace(TINY, only=("TopK",), steps=20), tmp_path / "short", device="cpu", progress=False)
+    run("tiny", replace(TINY, only=("topk",), steps=20), tmp_path / "short", device="cpu", progress=False)
     with pytest.raises(UserError, match=r"not the same experiment: train\.steps was 300 and is now 20"):
         merge([parts[0], tmp_path / "short"], tmp_path / "mixed")
 
@@ -102,21 +104,21 @@ def test_presets_say_what_the_documents_say():
     assert (paper.data.d, paper.data.features, paper.samples, paper.d_sae, paper.k) == (256, 1024, 10_000, 65_536, 60)
     assert paper.steps == 50_000
     assert (table.d_sae, table.k, table.steps, table.samples, len(table.seeds)) == (4096, 60, 5000, None, 3)
-    assert "BatchTopK lr=0.003 dead after 400k" in [cell.label for cell in grid(table)]
-    with pytest.raises(UserError, match="only = 'Top': not in this grid; its SAEs are BatchTopK, TopK"):
+    assert "batchtopk lr=0.003 dead_after=400000" in [cell.label for cell in grid(table)]
+    with pytest.raises(UserError, match="only = 'Top': not in this grid; its SAEs are batchtopk, topk"):
         grid(replace(table, only=("Top",)))
 
 
 def test_the_command_prints_a_table_and_writes_a_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(synthetic.EXPERIMENTS, "demo", TINY)
     words = ["synthetic", "--preset", "demo", "--steps", "10", "--device", "cpu", "--seeds", "0", "1"]
-    cli.main([*words, "--only", "BatchTopK", "TopK", "--out", str(tmp_path / "run")])
+    cli.main([*words, "--only", "batchtopk", "topk", "--out", str(tmp_path / "run")])
     printed = capsys.readouterr().out
-    assert "BatchTopK" in printed
+    assert "batchtopk" in printed
     assert "LF+" in printed
     assert str(tmp_path / "run" / "index.html") in printed
     assert (tmp_path / "run" / "index.html").stat().st_size > 10**6
-    cli.main([*words, "--only", "BatchTopK", "TopK", "--out", str(tmp_path / "run"), "--resume"])
+    cli.main([*words, "--only", "batchtopk", "topk", "--out", str(tmp_path / "run"), "--resume"])
     with pytest.raises(SystemExit) as stop:
         cli.main([*words, "--scores", "nothing", "--out", str(tmp_path / "other")])
     assert stop.value.code == 2
@@ -125,7 +127,7 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, monkeypatch, cap
 
 def test_the_other_reading_of_the_papers_numbers(tmp_path, monkeypatch):
     monkeypatch.setitem(synthetic.EXPERIMENTS, "demo", TINY)
-    words = ["synthetic", "--steps", "3", "--device", "cpu", "--only", "TopK", "--data", "p-20", "--buckets", "random"]
+    words = ["synthetic", "--steps", "3", "--device", "cpu", "--only", "topk", "--data", "p-20", "--buckets", "random"]
     cli.main([*words, "--coefficients", "non_negative", "--samples", "500", "--out", str(tmp_path / "run")])
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     wanted = {"p_high": 0.2, "buckets": "random", "coefficients": "non_negative", "d": 16}

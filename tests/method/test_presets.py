@@ -3,6 +3,8 @@ import inspect
 import pytest
 
 import sampled_sae as ss
+from sampled_sae.method import presets
+from sampled_sae.method.config import Fraction, PoolConfig, SAEConfig
 from sampled_sae.method.presets import PRESETS, label, named, parameters, parse_methods
 
 
@@ -100,3 +102,30 @@ def test_the_help_of_the_command_line_names_every_method():
     from sampled_sae.cli import train
 
     assert all(name in inspect.getsource(train.Train) for name in PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("given", "short"),
+    [
+        ("batchtopk", "batchtopk"),
+        ("topk_then_batchtopk:until=0.5", "topk_then_batchtopk:until=0.5"),
+        ("topk_then_batchtopk", "topk_then_batchtopk"),
+        ("sampled", "sampled:score=l2,l=5"),
+        ("sampled:score=entropy,l=2.5,pick=sample,memory=0.9", "sampled:score=entropy,l=2.5,pick=sample,memory=0.9"),
+        ("released:score=uniform,fraction=0.75", "released:fraction=0.75"),
+        ("annealed:until=0.5", "annealed:until=0.5"),
+        ("jumprelu:bandwidth=2", "jumprelu:bandwidth=2"),
+        ("matryoshka", "matryoshka"),
+        ("matryoshka:prefixes=8+16", "matryoshka:prefixes=8+16+64"),
+        ("topk:prefixes=16", "topk:prefixes=16+64"),
+    ],
+)
+def test_a_configuration_as_its_spec(given: str, short: str) -> None:
+    (config,) = presets.parse_methods([given], d_sae=64, k=4)
+    assert presets.spec(config) == short
+    assert presets.parse_methods([short], d_sae=64, k=4) == [config]
+
+
+def test_what_no_spec_gives_has_its_label() -> None:
+    config = SAEConfig(64, 4, pool=PoolConfig("uniform", Fraction(0.5)))
+    assert presets.spec(config) == presets.label(config) == "uniform-50pct"

@@ -122,9 +122,11 @@ def test_a_comparison_that_says_nothing(content: dict[str, Any]) -> None:
 
 
 def test_names_of_configurations() -> None:
-    assert kind_of("squared_l2-l2.5") == ("squared_l2", 2.5) and kind_of("batchtopk lr=3") == ("batchtopk", None)
+    assert kind_of("squared_l2-l2.5") == kind_of("sampled:score=squared_l2,l=2.5") == ("squared_l2", 2.5) and kind_of(
+        "batchtopk lr=3"
+    ) == ("batchtopk", None)
     assert title_of("squared_l2-l2.5 k=4") == "Squared-l (l = 2.5, k=4)" and title_of("batchtopk") == "BatchTopK"
-    assert title_of("uniform-50pct-released70") == "uniform-50pct-released70"
+    assert title_of("released") == "released"
 
 
 # ---- sweeps ------------------------------------------------------------------------------------------
@@ -135,9 +137,9 @@ def test_probing_shows_the_best_l_of_each_score(tmp_path: Path) -> None:
     rows = sweeps(collect([tmp_path]))[0].rows
     table = made(tmp_path)["paper-probing"]
     mean = {row.label: sum(row.mean(("values", f"probing_{k}")) for k in (1, 2, 5, 10)) for row in rows}
-    best_l2 = max(("l2-l2", "l2-l5"), key=lambda label: mean[label])
+    best_l2 = max(("sampled:score=l2,l=2", "sampled:score=l2,l=5"), key=lambda label: mean[label])
     shown = [row[1] for row in table.rows if row[0] == 1]
-    assert shown == ["TopK", title_of(best_l2), shown[2], "uniform-50pct-released70", "BatchTopK"]
+    assert shown == ["TopK", title_of(best_l2), shown[2], "released", "BatchTopK"]
     assert [row[0] for row in table.rows] == [k for k in (1, 2, 5, 10) for _ in shown]
     assert table.rules == {0, 5, 10, 15}
     (row,) = [row for row in rows if row.label == best_l2]

@@ -94,8 +94,8 @@ def test_every_seed(shared: Explored) -> None:
 
 def test_hover_tells_the_settings(shared: Explored) -> None:
     shared.page.locator("article:not([hidden]) select[data-axis=x]").select_option("fvu")
-    (group,) = [trace for trace in shared.data("s0-pareto") if trace.get("name") == "l2"]
-    assert all(word in group["hovertext"][0] for word in ("l2", "l = 2", "lr 0.001", "seeds 0, 1", "FVU"))
+    (group,) = [trace for trace in shared.data("s0-pareto") if trace.get("name") == "sampled:score=l2"]
+    assert all(word in group["hovertext"][0] for word in ("score=l2,l=2", "lr 0.001", "seeds 0, 1", "FVU"))
 
 
 def test_the_box_of_the_panels(shared: Explored) -> None:
@@ -123,8 +123,8 @@ def test_sorting_by_keyboard(shared: Explored) -> None:
 def test_picking_a_group_of_curves(shared: Explored) -> None:
     shared.page.locator("article:not([hidden]) .picker label", has_text="uniform").click()
     lines = [trace for trace in shared.data("s0-curve-fve") if not trace["meta"]["band"]]
-    assert {trace["opacity"] for trace in lines if trace["name"].startswith("uniform-l")} == {1}
-    assert {trace["opacity"] for trace in lines if trace["name"].startswith("l2")} == {0.12}
+    assert {trace["opacity"] for trace in lines if trace["name"].startswith("sampled:score=uniform")} == {1}
+    assert {trace["opacity"] for trace in lines if trace["name"].startswith("sampled:score=l2")} == {0.12}
     assert shared.page.locator("article:not([hidden]) [data-group]:not([hidden])").count() == 1
     shared.page.locator("article:not([hidden]) .picker label", has_text="all").first.click()
 
@@ -142,7 +142,7 @@ def test_models_are_shown_one_at_a_time(shared: Explored) -> None:
     )
     assert shared.page.locator("img").count() == 0
     titles = shared.page.locator("article:not([hidden]) figcaption h3").all_inner_texts()
-    assert "</script><img src=x onerror=alert(1)>\\u202e\\n🦀\"'" in titles
+    assert "sampled:score=</script><img src=x onerror=alert(1)>\\u202e\\n🦀\"'" in titles
     box.select_option("0")
 
 

@@ -56,20 +56,28 @@ def test_everything_is_there(tmp_path: Path) -> None:
     assert '"score": "uniform"' in shown  # the settings
 
 
+def row_of(text: str, title: str) -> str:
+    """The cells of a metric in the table of results."""
+    return text.split(f">{title}</span><small>", 1)[1].split("</th>", 1)[1].split("</tr>", 1)[0]
+
+
 def test_best_values_name_the_right_sae(tmp_path: Path) -> None:
     text = html(write_sweep(tmp_path))
-    row = text.split("FVU<small>lowest</small></th>", 1)[1].split("</tr>", 1)[0]
-    value = "<td>0.102 (0.100 to 0.104)</td>"
-    assert row == "<td>batchtopk (n = 2)</td>" + 2 * value
+    cells = ("batchtopk", "0.102", "0.100 to 0.104", "2", "1.000", "0.102 (0.100 to 0.104)")
+    assert row_of(text, "FVU") == "".join(f"<td>{cell}</td>" for cell in cells)
+    words = "<b>FVU</b>: <b>batchtopk</b> is best, 0.102 (0.100 to 0.104), ahead of <b>topk</b>, 0.122"
+    assert words in text
 
 
 def test_no_winner_within_noise_or_with_one_seed(tmp_path: Path) -> None:
     noisy = html(write_sweep(tmp_path / "noisy"))
-    row = noisy.split("k\u00a0=\u00a05<small>highest</small></th>", 1)[1].split("</tr>", 1)[0]
-    assert "no clear winner: " in row and "(n = 2)" in row
+    row = row_of(noisy, "Probing accuracy, k\u00a0=\u00a05")
+    assert "no clear winner: " in row and "<td>2</td><td>0.500</td>" in row
+    assert "no clear winner among " in noisy
     alone = html(write_sweep(tmp_path / "alone", seeds=(0,)))
-    row = alone.split("FVU<small>lowest</small></th>", 1)[1].split("</tr>", 1)[0]
-    assert "no clear winner: batchtopk (n = 1), " in row and "(n = 1) and 5 more" in row
+    assert row_of(alone, "FVU").startswith("<td>not known: one SAE each</td>")
+    assert "<b>FVU</b> goes from 0.100 (<b>batchtopk</b>) to " in alone and "none is named best" in alone
+    assert "</b> is best" not in alone
     assert 'class="best' not in alone and 'class="best' in html(write_sweep(tmp_path / "two"))
 
 
@@ -80,8 +88,8 @@ def test_the_explorer_has_the_numbers_of_the_files(tmp_path: Path) -> None:
     assert by_label["batchtopk"]["fvu"] == pytest.approx([0.102, 0.1, 0.104])
     assert content["metrics"]["fvu"]["better"] == "low" and content["metrics"]["l0"]["better"] is None
     assert content["groups"][-1]["name"] == "batchtopk" and content["groups"][-1]["marker"]["symbol"] == "x"
-    about = next(row["about"] for row in content["rows"] if row["label"] == "l2-l5")
-    assert all(part in about for part in ("l2", "l = 5", "lr 0.001", "seeds 0, 1", "K = 4"))
+    about = next(row["about"] for row in content["rows"] if row["label"] == "sampled:score=l2,l=5")
+    assert all(part in about for part in ("score=l2,l=5", "lr 0.001", "seeds 0, 1", "K = 4"))
 
 
 def test_panels_have_a_score_each_with_batchtopk_in_it(tmp_path: Path) -> None:
@@ -89,7 +97,7 @@ def test_panels_have_a_score_each_with_batchtopk_in_it(tmp_path: Path) -> None:
     for i, group in enumerate(("l2", "uniform")):
         traces = reader.figures[f"s0-probing_5-{i}"]["data"]
         names = [trace.get("name") for trace in traces if trace.get("name")]
-        assert names == [group, "batchtopk"]
+        assert names == [f"sampled:score={group}", "batchtopk"]
         (texts,) = [trace for trace in traces if trace.get("mode") == "markers+text"]
         assert set(texts["text"]) <= {"2", "5"} and texts["text"]
     others = reader.figures["s0-probing_5-2"]["data"]

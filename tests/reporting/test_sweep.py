@@ -37,8 +37,8 @@ def test_seeds_are_one_row_with_mean_and_range(tmp_path: Path) -> None:
 def test_rows_begin_with_batchtopk_and_go_by_l(tmp_path: Path) -> None:
     sweep = only(write_sweep(tmp_path, ls=(10, 2, 5), scores=("uniform", "l2")))
     assert [row.label for row in sweep.rows] == [
-        *("batchtopk", "topk", "l2-l2", "l2-l5", "l2-l10", "uniform-l2", "uniform-l5", "uniform-l10"),
-        "uniform-50pct-released70",
+        *("batchtopk", "topk", *(f"sampled:score={score},l={l}" for score in ("l2", "uniform") for l in (2, 5, 10))),
+        "released",
     ]
     assert [row.l for row in sweep.rows][2:5] == [2, 5, 10]
     assert sweep.rows[-1].group == "released"

@@ -117,10 +117,16 @@ def test_every_sae_and_figure_is_there(tmp_path: Path) -> None:
 
 def test_summary_follows_the_numbers(tmp_path: Path) -> None:
     text = page(tmp_path, results(*several()))
-    assert "<b>TopK</b> has the best held-out FVE by threshold, 0.900; next comes <b>BatchTopK</b>" in text
-    assert "All SAEs have the same share of true features recovered, 0.500" in text
+    assert "<b>Held-out FVE by threshold</b>: no clear winner among all configurations. Means go from 0.900" in text
+    assert "<b>Share of true features recovered</b> is 0.500 for all 4 configurations" in text
     worse = [run | {"fve_heldout_threshold": 0.1} if run["label"] == "TopK" else run for run in several()]
-    assert "<b>BatchTopK</b> has the best held-out FVE by threshold, 0.700" in page(tmp_path, results(*worse))
+    assert "Means go from 0.700 (<b>BatchTopK</b>)" in page(tmp_path, results(*worse))
+
+
+def test_one_seed_names_no_winner(tmp_path: Path) -> None:
+    text = page(tmp_path, results(*(run for run in several() if run["seed"] == 0)))
+    assert "goes from 0.900 (<b>TopK</b>) to -3.000 (<b>uniform l=5</b>); <b>BatchTopK</b> has 0.700." in text
+    assert "the noise between seeds is not known" in text and "best," not in text and 'class="best' not in text
 
 
 def test_seeds_become_mean_and_range(tmp_path: Path) -> None:
@@ -202,7 +208,7 @@ def test_nothing_but_missing_numbers(tmp_path: Path) -> None:
 def test_one_sae(tmp_path: Path) -> None:
     run = sae("BatchTopK", "batchtopk")
     text = page(tmp_path, results(run), [line(run, 10)])
-    assert "It has a held-out FVE by threshold, 0.700." in text
+    assert "<b>Held-out FVE by threshold</b> of <b>BatchTopK</b> is 0.700; n = 1." in text
     assert 'class="best"' not in text
 
 

@@ -50,22 +50,24 @@ def test_seeds_that_read_the_same_have_no_range() -> None:
     def text(high: float) -> str:
         return said(sae("a", 0, fve_heldout_threshold=0.9), sae("a", 1, fve_heldout_threshold=high), sae("b"))
 
-    assert "a has the best held-out FVE by threshold, 0.900; next" in text(0.9001)
-    assert "a has the best held-out FVE by threshold, 0.905 (seeds 0.900 to 0.910); next" in text(0.91)
+    assert "Means go from 0.900 (a) to 0.700 (b)" in text(0.9001)
+    assert "Means go from 0.905 (0.900 to 0.910) (a) to 0.700 (b)" in text(0.91)
 
 
-def test_equals_are_named_together_and_batchtopk_first() -> None:
-    pair = sae("a", fve_heldout_threshold=0.8001), sae("BatchTopK", group="batchtopk", fve_heldout_threshold=0.8)
-    assert "BatchTopK and a have the best held-out FVE by threshold, 0.800; next comes b with 0.700." in said(
-        *pair, sae("b")
-    )
-    best = sae("b", fve_heldout_threshold=0.9)
-    assert "b has the best held-out FVE by threshold, 0.900; next come BatchTopK and a with 0.800." in said(*pair, best)
+def test_a_winner_needs_seeds() -> None:
+    def runs(label: str, *values: float) -> list[dict[str, Any]]:
+        return [sae(label, seed, fve_heldout_threshold=value) for seed, value in enumerate(values)]
+
+    clear = said(*runs("a", 0.9, 0.901, 0.902), *runs("b", 0.8, 0.801, 0.802))
+    assert "FVE by threshold: a is best, 0.901 (0.900 to 0.902), ahead of b, 0.801 (0.800 to 0.802); n = 3." in clear
+    noisy = said(*runs("a", 0.9, 0.7, 0.8), *runs("b", 0.7, 0.9, 0.7))
+    assert "no clear winner among all configurations" in noisy and "is best" not in noisy
+    assert "is best" not in said(*runs("a", 0.9), *runs("b", 0.1))
 
 
 def test_the_best_batchtopk_is_always_placed() -> None:
-    low = sae("BatchTopK", group="batchtopk", fve_heldout_threshold=0.1)
-    assert "next comes b with 0.700; BatchTopK has 0.100." in said(sae("a", fve_heldout_threshold=0.9), sae("b"), low)
+    middle = sae("BatchTopK", group="batchtopk", fve_heldout_threshold=0.8)
+    assert "to 0.700 (b); BatchTopK has 0.800." in said(sae("a", fve_heldout_threshold=0.9), sae("b"), middle)
 
 
 def test_a_gap_that_does_not_show_is_not_told() -> None:

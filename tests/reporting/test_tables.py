@@ -93,7 +93,7 @@ def test_an_sae_without_a_number_gets_a_dash(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_stay_in_their_cells(name: str) -> None:
     assert "\n" not in in_markdown(name) and re.search(r"(?<!\\)[|<>`]", in_markdown(name)) is None
-    plain, hostile = (render("comparison.html", name=one, **NOTHING) for one in ("x", name))
+    plain, hostile = (render("comparison.html", name=one, count=0, **NOTHING) for one in ("x", name))
     before, after = plain.split("Comparison (x)")
     inside = hostile.removeprefix(before).removesuffix(after)
     assert inside.startswith("Comparison (") and not set(inside) & set("<>\"'\n\u202e")

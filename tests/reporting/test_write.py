@@ -12,7 +12,7 @@ pytest.importorskip("plotly")
 
 from sampled_sae.reporting import write as sweep_figures
 from sampled_sae.reporting.collect import collect
-from sampled_sae.reporting.figures import KNOWN
+from sampled_sae.reporting.palette import GROUPS
 from sampled_sae.reporting.report_page import styles
 from sampled_sae.reporting.sweep import sweeps
 from sampled_sae.reporting.write import paper_figures, write_figures, write_report
@@ -24,7 +24,7 @@ CHROME = any(shutil.which(name) for name in ("chromium", "chromium-browser", "go
 
 def test_the_papers_figures_are_there(tmp_path: Path) -> None:
     sweep = sweeps(collect([write_sweep(tmp_path)]))[0]
-    figures = dict(paper_figures(sweep, styles(sweep)))
+    figures = dict(paper_figures(sweep, styles(sweep.rows)))
     for name in ("probing_5", "absorption", "autointerp"):
         assert {f"pareto-{name}-fvu", f"panels-{name}-fvu"} <= set(figures)
     assert {"panels-over_10_percent-fvu", "pareto-probing_5-absorption", "density", "training-churn"} <= set(figures)
@@ -35,26 +35,26 @@ def test_the_papers_figures_are_there(tmp_path: Path) -> None:
     bars = figures["pareto-probing_5-fvu"].data[1].error_y
     assert max(bars.array) > 0
     titles = [note.text for note in figures["panels-probing_5-fvu"].layout.annotations]
-    assert titles == ["l2", "uniform", "other methods"]
+    assert titles == ["sampled:score=l2", "sampled:score=uniform", "other methods"]
 
 
 def test_only_curves_of_a_run_without_evaluations(tmp_path: Path) -> None:
     sweep = sweeps(collect([write_run(tmp_path, grid(), finished=False)]))[0]
-    assert {name for name, _ in paper_figures(sweep, styles(sweep))} == {
+    assert {name for name, _ in paper_figures(sweep, styles(sweep.rows))} == {
         *("training-loss", "training-fve", "training-dead", "training-churn")
     }
 
 
 def test_groups_differ_by_symbol_too() -> None:
     """Who cannot tell the colors apart has the symbols."""
-    symbols = [style.symbol for name, style in KNOWN.items() if name != "batchtopk"]
-    assert len(set(symbols)) == len(symbols) and "x" not in symbols
+    symbols = [style.symbol for style in GROUPS.values()]
+    assert len(set(symbols)) == len(symbols)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("kaleido") is None or not CHROME, reason="needs kaleido and a Chrome")
 def test_files_are_written(tmp_path: Path) -> None:
     sweep = sweeps(collect([write_sweep(tmp_path / "run", seeds=(0,))]))[0]
-    first = next(paper_figures(sweep, styles(sweep)))
+    first = next(paper_figures(sweep, styles(sweep.rows)))
     paths = write_figures([first], tmp_path / "figures")
     assert [path.suffix for path in paths] == [".png", ".pdf"]
     assert paths[0].read_bytes().startswith(b"\x89PNG") and paths[1].read_bytes().startswith(b"%PDF")
@@ -79,5 +79,5 @@ def test_without_a_browser_one_line_says_so(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(sweep_figures, "missing_for_figures", lambda: None)
     with pytest.raises(UserError, match=r"kaleido could not draw them \(Kaleido requires Google Chrome") as error:
         sweep = sweeps(collect([write_sweep(tmp_path / "run", seeds=(0,))]))[0]
-        write_figures([next(paper_figures(sweep, styles(sweep)))], tmp_path / "figures")
+        write_figures([next(paper_figures(sweep, styles(sweep.rows)))], tmp_path / "figures")
     assert "\n" not in str(error.value)

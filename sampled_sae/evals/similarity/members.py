@@ -18,7 +18,7 @@ from sampled_sae.formats import describe, is_sae, load
 from sampled_sae.formats.saelens import read_own, verify
 from sampled_sae.formats.tensors import safetensors_shapes
 from sampled_sae.method.config import SAEConfig
-from sampled_sae.method.presets import label
+from sampled_sae.method.presets import spec
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
@@ -134,7 +134,7 @@ def _described(config: SAEConfig | None, metadata: dict[str, Any]) -> dict[str, 
     plain.pop("name")
     training = metadata.get("training") or {}
     origin = {name: metadata.get(name) for name in ORIGIN} | {name: training.get(name) for name in TRAINING}
-    facts = {"configuration": _flat(plain) | origin, "kind": label(config)}
+    facts = {"configuration": _flat(plain) | origin, "kind": spec(config)}
     return facts | {"seed": seed, "data_seed": training.get("seed")}
 
 
@@ -149,7 +149,7 @@ def _flat(plain: dict[str, Any], before: str = "") -> dict[str, Any]:
 class Group(NamedTuple):
     """One configuration, in one or more seeds."""
 
-    label: str  # short, and no other group's; `l2-l5`, or `l2-l5 k=64` where that is not unique
+    label: str  # short, and no other group's; `sampled:score=l2,l=5`, with `k=64` after it where that is not unique
     members: list[Member]  # in the order given
 
 

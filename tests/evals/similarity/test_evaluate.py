@@ -197,14 +197,14 @@ def test_a_comparison_in_numbers():
         return mean(slow_best(decoder[a], decoder[b]))
 
     assert seen == [(i, 4) for i in range(5)]
-    assert [seed.group for seed in comparison.seeds] == ["batchtopk", "l2-l2"]
+    assert [seed.group for seed in comparison.seeds] == ["batchtopk", "sampled:score=l2,l=2"]
     for seeds, name in zip(comparison.seeds, ("all", "l2"), strict=True):
         assert seeds.mmcs is not None and seeds.mmcs.pairs == 1 and seeds.mmcs.sd is None
         expected = (slow(f"{name}-0", f"{name}-1") + slow(f"{name}-1", f"{name}-0")) / 2
         assert seeds.mmcs.mean == pytest.approx(expected, abs=1e-5)
         assert seeds.random == pytest.approx(random_best(6, 12))
     table = comparison.scores["all"]
-    assert table.groups == ["batchtopk", "l2-l2"] and table.pairs == [[1, 2], [2, 1]]
+    assert table.groups == ["batchtopk", "sampled:score=l2,l=2"] and table.pairs == [[1, 2], [2, 1]]
     expected = [[(a, b) for b in ("all", "l2")] for a in ("all", "l2")]
     for row, names in zip(table.mmcs, expected, strict=True):
         for value, (a, b) in zip(row, names, strict=True):

@@ -40,7 +40,7 @@ def test_seeds_and_names_do_not_part_saes_and_all_else_does():
         "batchtopk k=2 layer=3": ["first", "seed"],
         "batchtopk k=2 layer=4": ["layer"],
         "batchtopk k=3 layer=3": ["k"],
-        "l2-l2": ["l2"],
+        "sampled:score=l2,l=2": ["l2"],
         "foreign": ["foreign"],
         "foreign too": ["foreign too"],
     }
@@ -70,9 +70,9 @@ def test_the_reference_is_b_and_can_be_chosen():
     saes = members(("b", seeded()), ("l", seeded(score="l2")), ("u", seeded(score="uniform")))
     assert pairs(saes) == [("scores", "l", "b"), ("scores", "u", "b"), ("scores", "l", "u")]
     assert pairs(saes, across="reference") == [("scores", "l", "b"), ("scores", "u", "b")]
-    chosen = pairs(saes, across="reference", reference="l2-l2")
+    chosen = pairs(saes, across="reference", reference="sampled:score=l2,l=2")
     assert chosen == [("scores", "b", "l"), ("scores", "u", "l")]
-    with pytest.raises(UserError, match="reference = 'l9': must be one of batchtopk, l2-l2, uniform-l2"):
+    with pytest.raises(UserError, match="reference = 'l9': must be one of batchtopk, sampled:score=l2,l=2"):
         pairs(saes, reference="l9")
 
 
@@ -80,7 +80,7 @@ def test_no_seed_in_common_is_said():
     saes = members(("a", seeded(seed=0)), ("b", seeded(seed=1, score="l2")), ("c", seeded(seed=2, score="l2")))
     found = plan(saes, SimilarityConfig())
     assert [(p.a.name, p.b.name) for p in found.pairs if p.kind == "scores"] == [("b", "a"), ("c", "a")]
-    assert [(s.what, s.who) for s in found.skipped] == [("scores", "l2-l2 and batchtopk")]
+    assert [(s.what, s.who) for s in found.skipped] == [("scores", "sampled:score=l2,l=2 and batchtopk")]
     assert found.skipped[0].reason == "seeds = 'same': there are none, so that different were compared"
     assert not plan(saes, SimilarityConfig(seeds="different")).skipped
 

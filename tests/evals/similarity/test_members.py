@@ -23,7 +23,7 @@ def test_a_folder_says_what_the_sae_says(tmp_path):
     there, here = open_member(sae.save(tmp_path / "a")), member_of(sae, "a")
     for name in ("name", "latents", "width", "configuration", "kind", "seed", "data_seed"):
         assert getattr(there, name) == getattr(here, name), name
-    assert (there.kind, there.seed, there.data_seed) == ("l2-l2", 3, 9)
+    assert (there.kind, there.seed, there.data_seed) == ("sampled:score=l2,l=2", 3, 9)
     assert there.configuration["layer"] == 2 and there.configuration["pool.score"] == "l2"
     assert torch.equal(there.decoder(), sae.W_dec.detach())
 
