@@ -310,7 +310,7 @@ def read_file(path: Path, kind: str) -> dict[str, Any]:
 
 
 SEALED = (
-    *("sae", "checkpoint", "cache", "train", "result", "explanations", "comparison", "synthetic"),
+    *("sae", "checkpoint", "cache", "cache_part", "train", "result", "explanations", "comparison", "synthetic"),
     *("sweep", "sweep_job", "sweep_slurm"),
 )
 """Kinds of files with a checksum of their own content: a change to them would go unnoticed and give other results."""

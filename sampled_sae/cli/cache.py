@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,6 +15,7 @@ from sampled_sae.data.buffer import HarvestConfig
 from sampled_sae.data.text import TextSource
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import check_writable
+from sampled_sae.utils.ranks import number_of_ranks, own_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,10 @@ class Collect:
 
 @dataclass(frozen=True)
 class Cache:
-    """Write a language model's activations to disk, shuffled, for `sampled-sae train FOLDER`."""
+    """Write a language model's activations to disk, shuffled, for `sampled-sae train FOLDER`.
+
+    Several processes write a cache together with --part, or under torchrun: its files are the same as from one.
+    """
 
     out: Path
     """Folder for the shards."""
@@ -100,6 +105,9 @@ class Cache:
     """Seed of the order."""
     device: str | None = None
     """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
+    part: str | None = None
+    """Write one part of several, such as 2/4, beside other processes or jobs that write theirs; under torchrun each
+    rank writes its own."""
     only_size: bool = False
     """Only print how much disk it takes."""
 
@@ -119,15 +127,34 @@ class Cache:
 
     def run(self) -> None:
         from sampled_sae.data import cache
+        from sampled_sae.data.cache_index import Index, Part
 
         # Before the language model is loaded.
         cache.CacheConfig(self.tokens, self.shard_tokens, self.heldout_tokens, self.seed)
+        part = None if self.part is None else Part.parse(self.part)
+        device = self.device
+        if number_of_ranks() > 1:
+            if part is not None:
+                raise UserError(f"part = {self.part!r}: is not used under torchrun, where each rank writes a part")
+            part, device = Part(own_rank() + 1, number_of_ranks()), _gpu_of_rank(device)
         if not self.only_size:
             check_writable(self.out)
-        source = self.collect.activations(self.device)
+        source = self.collect.activations(device)
         width = sum(source.model.width_at(hook) for hook in source.config.hooks)
-        size = cache.bytes_needed(self.tokens, width, self.shard_tokens)
-        print(f"{self.tokens:,} tokens of width {width}: {size / 1e9:.2f} GB in {self.out}")
+        size, first = cache.bytes_needed(self.tokens, width, self.shard_tokens), own_rank() == 0
+        if first:
+            print(f"{self.tokens:,} tokens of width {width}: {size / 1e9:.2f} GB in {self.out}")
         if not self.only_size:
             sizes: dict[str, Any] = {"shard_tokens": self.shard_tokens, "heldout_tokens": self.heldout_tokens}
-            print(cache.write(source, self.out, self.tokens, seed=self.seed, **sizes))
+            cache.write(source, self.out, self.tokens, seed=self.seed, progress=first, part=part, **sizes)
+            if Index.read(self.out).finished:
+                print(self.out)
+            else:
+                print(f"{self.out}: part {part} is written; the cache is complete when the other parts are")
+
+
+def _gpu_of_rank(device: str | None) -> str | None:
+    """The device of this rank: of several GPUs, the one with its number on this machine."""
+    if device not in (None, "cuda") or not torch.cuda.is_available():
+        return device
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"

@@ -13,6 +13,7 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae.data.cache import write_cache
+from sampled_sae.data.cache_index import Part
 from sampled_sae.sweeps import launch
 from sampled_sae.sweeps.spec import SweepConfig, completed
 from sampled_sae.utils.errors import UserError
@@ -41,6 +42,14 @@ def write(out: Path) -> None:
     """A cache of three shards."""
     data = rows().to(torch.bfloat16)
     write_cache(out, lambda start: iter([data[start:]]), 300, {"origin": "made up"}, shard_tokens=100)
+
+
+def write_parts(out: Path) -> None:
+    """The same cache, written by two processes, one after the other."""
+    data = rows().to(torch.bfloat16)
+    for number in (2, 1):
+        origin = {"origin": "made up"}
+        write_cache(out, lambda start: iter([data[start:]]), 300, origin, shard_tokens=100, part=Part(number, 2))
 
 
 @cache
@@ -105,6 +114,7 @@ JOBS: dict[str, Callable[[Path], None]] = {  # the longest first, for the sake o
     "browse": browse,
     "train": train,
     "cache": write,
+    "parts": write_parts,
 }
 
 

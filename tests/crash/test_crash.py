@@ -6,7 +6,7 @@ from tests.crash.jobs import JOBS, contents, model, spec, text
 from tests.crash.run import SUCCESS, WAYS, attempt, disturb, run
 
 
-@pytest.mark.parametrize("job, kills, others", [("cache", 8, 2), ("train", 8, 2), ("sweep", 3, 0)])
+@pytest.mark.parametrize("job, kills, others", [("cache", 8, 2), ("parts", 8, 2), ("train", 8, 2), ("sweep", 3, 0)])
 def test_disturbed_jobs_end_in_one_line_and_continue_to_the_same_files(job, kills, others, capsys):
     assert run(kills, others, [job]) == 0, capsys.readouterr().out
 

@@ -16,6 +16,7 @@ import zstandard
 from safetensors.torch import save_file
 
 from sampled_sae.data.cache import open_cache, write_cache
+from sampled_sae.data.cache_index import Index, Part
 from sampled_sae.data.source import open_source
 from sampled_sae.data.text import TextSource
 from sampled_sae.evals.probing.data import load_file as load_labelled
@@ -27,6 +28,7 @@ def build(root: Path) -> None:
     """Write the undamaged files."""
     data = rows().to(torch.bfloat16)
     write_cache(root / "cache", lambda start: iter([data[start:]]), 300, {"origin": "made up"}, shard_tokens=100)
+    write_cache(root / "parts", lambda start: iter([data[start:]]), 300, {"origin": "made up"}, 100, part=Part(2, 2))
     _texts(root / "text")
     _arrays(root / "arrays")
 
@@ -55,6 +57,10 @@ def _arrays(folder: Path) -> None:
 def _cache(folder: Path) -> Any:
     cached = open_cache(folder)
     return cached.take(torch.arange(len(cached)))
+
+
+def _parts(folder: Path) -> Any:
+    return Index.read(folder).to_dict()
 
 
 def _text(name: str) -> Callable[[Path], Any]:
@@ -100,7 +106,10 @@ def targets() -> list[Target]:
         "a.parquet": (binary_damage, "lenient"),
     }
     shards = ("shard-00000.safetensors", "shard-00002.safetensors")
-    found = [Target("cache", "cache", sealed("cache.json", *shards), _cache, 3)]
+    found = [
+        Target("cache", "cache", sealed("cache.json", *shards), _cache, 3),
+        Target("part of a cache", "parts", sealed("cache.json", "parts/2-of-2/part.json"), _parts),
+    ]
     found += [Target(f"text {name}", "text", (File(name, *how),), _text(name)) for name, how in kinds.items()]
     kinds["a.csv"] = (text_or_bytes, "lenient")
     found += [
