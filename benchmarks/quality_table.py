@@ -115,12 +115,16 @@ def draw(results: Results, names: list[str], path: Path) -> None:
     """
     from plotly.subplots import make_subplots
 
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
     figure = make_subplots(
-        rows=1, cols=len(names), subplot_titles=[title(PRESETS[n]) for n in names], horizontal_spacing=0.08
-    )
-    shown, of_best = set(), list[float]()
-    for column, name in enumerate(names, start=1):
-        setting = PRESETS[name]
+        rows=rows, cols=columns, subplot_titles=[title(PRESETS[n]) for n in names],
+        horizontal_spacing=0.07, vertical_spacing=0.16,
+    )  # fmt: skip
+    shown: set[str] = set()
+    for index, name in enumerate(names):
+        setting, of_best = PRESETS[name], list[float]()
+        place = {"row": index // columns + 1, "col": index % columns + 1}
         lengths = sorted({setting.select_tokens, setting.tokens})
         for toolkit, color in COLORS.items():
             every = {t: [r for r in runs_of(results, setting, t) if r["toolkit"] == toolkit] for t in lengths}
@@ -130,7 +134,7 @@ def draw(results: Results, names: list[str], path: Path) -> None:
             done = toolkit in {OURS, *searched(results, setting)}
             best = [best_runs(runs)[0] for runs in every.values() if runs and done]
             last = "wide" if "wide" in whole[0]["fvu"] else "report"
-            common = {"row": 1, "col": column, "legendgroup": toolkit}
+            common = place | {"legendgroup": toolkit}
             figure.add_scatter(
                 x=[r["seconds"] for r in best], y=[r["fvu"][last] for r in best], mode="lines+markers",
                 name=NAMES[toolkit], line={"color": color, "width": 2}, showlegend=bool(best) and toolkit not in shown,
@@ -147,13 +151,15 @@ def draw(results: Results, names: list[str], path: Path) -> None:
             of_best += [r["fvu"][last] for r in best]
         ticks = [1, 2, 5, 10, 20, 50, 100, 200, 500]
         figure.update_xaxes(
-            type="log", title="GPU seconds of training", tickvals=ticks, ticktext=[str(t) for t in ticks], col=column
-        )
-        figure.update_yaxes(title="FVU" if column == 1 else None, col=column)
-    figure.update_yaxes(range=[0.95 * min(of_best), 1.05 * max(of_best)], tickformat=".2f")  # without failed rates
+            type="log", tickvals=ticks, ticktext=[str(t) for t in ticks],
+            title="GPU seconds of training" if place["row"] == rows else None, **place,
+        )  # fmt: skip
+        within = [0.95 * min(of_best), 1.05 * max(of_best)]  # without failed rates
+        figure.update_yaxes(range=within, tickformat=".3f", title="FVU" if place["col"] == 1 else None, **place)
+    figure.update_annotations(font_size=14)
     figure.update_layout(
-        template="plotly_white", font={"size": 14}, width=200 + 480 * len(names), height=560,
-        legend={"orientation": "h", "y": -0.18}, margin={"t": 60},
+        template="plotly_white", font={"size": 14}, width=120 + 400 * columns, height=180 + 320 * rows,
+        legend={"orientation": "h", "y": -0.12 if rows > 1 else -0.2}, margin={"t": 50, "l": 70, "r": 20},
     )  # fmt: skip
     figure.write_image(path, scale=1.5)
 
