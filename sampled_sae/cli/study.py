@@ -16,11 +16,11 @@ class StudyCommand:
 
     design: tyro.conf.Positional[Path]
     """JSON file with tokens, batch_size, settings, methods, stages and claims."""
-    do: Literal["plan", "run", "tables"] = "plan"
-    """plan: print stages and estimated GPU minutes; run: train and measure what is not finished; tables: write the
-    tables of the results into a page."""
+    do: Literal["plan", "run", "autointerp", "tables"] = "plan"
+    """plan: print stages and estimated GPU minutes; run: train and measure what is not finished; autointerp: judge the
+    latents that run has kept for it; tables: write the page with the results."""
     out: Path = Path("runs/study")
-    """Folder of the SAEs and of results.jsonl."""
+    """Folder of results.jsonl."""
     page: Path | None = None
     """tables: Markdown page whose tables are replaced. Default: results.md in --out."""
     figures: Path | None = None
@@ -39,8 +39,10 @@ class StudyCommand:
     """run: stages to run. Default: all."""
     words: int | None = None
     """run: words of absorption. Default: all."""
-    keep: bool = True
-    """run: keep SAEs on disk after they are measured; a later stage trains missing ones again."""
+    until: float | None = None
+    """run: seconds after which nothing begins that would not be finished. Default: no limit."""
+    embedder: str | None = None
+    """autointerp: sentence embeddings of the judge: a hub name, a folder, or minilm. Default: all-mpnet-base-v2."""
     device: str | None = None
     """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
 
@@ -53,19 +55,22 @@ class StudyCommand:
     def run(self) -> None:
         from sampled_sae.experiments import study
         from sampled_sae.experiments.design import load_study, plan
+        from sampled_sae.experiments.results import write_results
 
         declared = load_study(self.design)
         if self.do == "plan":
-            for name, saes, minutes in plan(declared):
-                print(f"{name:12} {saes:4} SAEs  {minutes:5.1f} min")
-            total = [sum(values) for values in zip(*(row[1:] for row in plan(declared)), strict=True)]
-            print(f"{'training':12} {total[0]:4.0f} SAEs  {total[1]:5.1f} min")
-        elif self.do == "run":
-            texts = study.given_texts(self.train_text, self.select_text, self.report_text)
-            material = study.Material(
-                *texts, tokens=self.tokens, probing=self.probing, words=self.words, keep=self.keep
-            )
-            print(study.run_study(declared, material, self.out, self.stages, self.device))
-        else:
-            for path in study.write_results(declared, self.out, self.page or self.out / "results.md", self.figures):
+            found = plan(declared)
+            total = [sum(values) for values in zip(*(row[1:] for row in found), strict=True)]
+            for name, saes, training, whole in (*found, ("all", *total)):
+                print(f"{name:16} {saes:4.0f} SAEs  {training:5.1f} min of training  {whole:5.1f} min in all")
+        elif self.do == "tables":
+            for path in write_results(declared, self.out, self.page or self.out / "results.md", self.figures):
                 print(path)
+        else:
+            texts = study.given_texts(self.train_text, self.select_text, self.report_text)
+            material = study.Material(*texts, tokens=self.tokens, probing=self.probing, words=self.words)
+            if self.do == "autointerp":
+                print(study.judge_slices(declared, material, self.out, self.embedder))
+            else:
+                whole = study.run_study(declared, material, self.out, self.stages, self.device, self.until)
+                print(self.out / study.RESULTS, "" if whole else "(not finished: the same command continues)")

@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from sampled_sae.config import Config, Count, Distinct, NotEmpty, Positive, PositiveNumber
+from sampled_sae.experiments.costs import FIXED, PREPARED, measure_seconds, train_seconds
 from sampled_sae.method.presets import parse_methods
-from sampled_sae.reporting.study import Claim, Row, Run, best_factor, leading
+from sampled_sae.reporting.claims import Claim
+from sampled_sae.reporting.study import METRICS, Row, Run, best_factor, leading
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json
 
-Measure = Literal["select", "core", "absorption", "probing", "finalists"]
+Measure = Literal["rate", "select", "core", "absorption", "probing", "finalists", "similarity", "slices"]
+"""rate: the trainer's own FVU on the selection text; select, core: the core evaluation on the selection and on the
+report text; finalists: probing on further datasets; similarity: decoders beside those of another seed and of the base;
+slices: some latents are kept in a file, for automated interpretability elsewhere."""
+AT_ONCE = 12  # SAEs that are trained before they are measured together
 LEADERS = "@leaders"  # among a stage's methods: those that the earlier stages put first
 
 
@@ -28,6 +34,8 @@ class Setting(Config):
     context: Positive = 512
     recipe: Literal["default", "paper"] = "default"
     """paper: one learning rate of 3e-4, gradients clipped, all tokens kept, threshold by moving average."""
+    tokens: Positive | None = None
+    """Tokens of training; those of the study when unset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,8 @@ class Method(Config):
     role: Literal["baseline", "paper", "variant"] = "variant"
     rate_of: str | None = None
     """Another method whose best learning rate this one uses; its own when unset."""
+    cost: PositiveNumber = 1.0
+    """Training time as a multiple of BatchTopK's, for estimates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,9 @@ class Stage(Config):
     seeds: Annotated[tuple[Count, ...], NotEmpty, Distinct]
     factors: Annotated[tuple[PositiveNumber, ...], Distinct] = ()
     """Factors of the default learning rate; none: the best one of each method."""
-    measure: tuple[Measure, ...] = ("select", "core")
+    measure: Annotated[tuple[Measure, ...], NotEmpty, Distinct] = ("select", "core")
+    tokens: Positive | None = None
+    """Tokens of training; those of the study when unset. Only for stages whose measure is rate."""
 
 
 class Study(NamedTuple):
@@ -62,6 +74,12 @@ class Study(NamedTuple):
     methods: dict[str, Method]
     stages: list[Stage]
     claims: list[Claim]  # what is to be tested
+    needed: dict[str, str]  # hypotheses that hold if most of their claims do, not all: "most"
+
+    def tokens_of(self, setting: str, stage: Stage | None = None) -> int:
+        """Tokens that an SAE is trained on."""
+        own = None if stage is None else stage.tokens
+        return own or self.settings[setting].tokens or self.tokens
 
 
 def load_study(path: Path) -> Study:
@@ -72,7 +90,8 @@ def load_study(path: Path) -> Study:
         methods = {name: Method.from_dict(value, path) for name, value in plain["methods"].items()}
         stages = [Stage.from_dict(value, path) for value in plain["stages"]]
         claims = [Claim(**claim) for claim in plain.get("claims", [])]
-        study = Study(int(plain["tokens"]), int(plain["batch_size"]), settings, methods, stages, claims)
+        needed = dict(plain.get("needed", {}))
+        study = Study(int(plain["tokens"]), int(plain["batch_size"]), settings, methods, stages, claims, needed)
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         right = "must be an object with tokens, batch_size, settings, methods and stages"
         raise UserError(f"{path}: {right} ({error})") from None
@@ -82,6 +101,11 @@ def load_study(path: Path) -> Study:
                 raise UserError(
                     f"{path}: stage {stage.name!r}, {kind} = {unknown[0]!r}: must be among {', '.join(known)}"
                 )
+        if stage.tokens is not None and stage.measure != ("rate",):
+            raise UserError(f"{path}: stage {stage.name!r}, tokens = {stage.tokens}: measure must be rate alone")
+    for claim in claims:
+        if unknown := [name for name in (claim.metric, *claim.metrics) if name and name not in METRICS]:
+            raise UserError(f"{path}: claim {claim.name}, metric = {unknown[0]!r}: must be among {', '.join(METRICS)}")
     for method in methods.values():
         parse_methods([method.spec], d_sae=64, k=1)
         if method.rate_of is not None and method.rate_of not in methods:
@@ -109,28 +133,45 @@ def _model(study: Study) -> Callable[[str], str]:
     return lambda setting: study.settings[setting].model
 
 
-def plan(study: Study) -> list[tuple[str, int, float]]:
-    """For each stage the SAEs that it trains, and the estimated minutes of their training on an H200.
+class Planned(NamedTuple):
+    """What a stage will take."""
 
-    Three leaders are assumed, which were trained wherever an earlier stage trained other methods than baselines.
+    stage: str
+    saes: int  # that are trained
+    training: float  # minutes of their training on an H200
+    whole: float  # minutes with harvest and measures
+
+
+def plan(study: Study) -> list[Planned]:
+    """What each stage trains, and the estimated minutes on an H200, if nothing is left in memory from the one before.
+
+    Three leaders are assumed, which were measured wherever an earlier stage measured other methods than baselines.
     """
     found, known = [], set()
     for stage in study.stages:
-        saes, seconds = 0, 0.0
-        for setting in stage.settings:
-            new = 0
+        saes, training, whole = 0, 0.0, 0.0
+        for name in stage.settings:
+            place, new, tokens = study.settings[name], 0, study.tokens_of(name, stage)
             for seed in stage.seeds:
-                for name in stage.methods:
-                    place = (setting, seed, name)
-                    if stage.factors or place not in known:
-                        new += (3 if name == LEADERS else 1) * max(1, len(stage.factors))
-            # 15 s for 65,536 latents and 5 s for 16,384, on 25M tokens.
-            seconds += new * (1.67 + 13.33 * study.settings[setting].d_sae / 65_536) * study.tokens / 25e6
+                for method in stage.methods:
+                    left = [m for m in stage.measure if stage.factors or (name, seed, method, m) not in known]
+                    count = (3 if method == LEADERS else 1) * max(1, len(stage.factors)) if left else 0
+                    cost = 1.0 if method == LEADERS else study.methods[method].cost
+                    training += count * train_seconds(place.d_sae, tokens, cost)
+                    whole += sum(count * measure_seconds(m, place.d_sae, 1) for m in left)
+                    # Fixed seconds of a measure are shared by a group of SAEs.
+                    whole -= sum(count * FIXED.get(m, 0.0) * (1 - 1 / AT_ONCE) for m in left)
+                    new += count
             saes += new
-        for name in stage.methods:
-            roles = {LEADERS} if name != LEADERS and study.methods[name].role != "baseline" else set()
+            whole += sum(s for m, s in PREPARED.items() if m in ("harvest", *stage.measure)) if new else 0.0
+        for method in stage.methods:
+            roles = {LEADERS} if method != LEADERS and study.methods[method].role != "baseline" else set()
             known |= {
-                (setting, seed, it) for setting in stage.settings for seed in stage.seeds for it in {name, *roles}
+                (name, seed, it, m)
+                for name in stage.settings
+                for seed in stage.seeds
+                for it in {method, *roles}
+                for m in stage.measure
             }
-        found.append((stage.name, saes, seconds / 60))
+        found.append(Planned(stage.name, saes, training / 60, (training + whole) / 60))
     return found

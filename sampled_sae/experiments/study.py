@@ -2,97 +2,293 @@
 
 The design is a JSON file with settings, methods, stages and claims (see docs/results/design.json). A stage trains its
 methods in each of its settings, once per seed and factor of the default learning rate, and measures them. A stage
-without factors uses each method's best one: the lowest FVU on the selection text in an earlier stage. SAEs of earlier
-stages are used again, and finished measurements are not repeated: results.jsonl in the output folder has them.
+without factors uses each method's best one: the lowest FVU on the selection text in an earlier stage.
+
+Activations and SAEs stay in memory. results.jsonl in the output folder has everything that is finished, and is all that
+a later call needs to continue: an SAE that has to be measured again is trained again, with the same result.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sampled_sae import api
-from sampled_sae.config import Config
-from sampled_sae.data.contexts import TextConfig, contexts
-from sampled_sae.data.text import as_text
 from sampled_sae.evals import get_evaluation
-from sampled_sae.evals.absorption.schema import AbsorptionConfig
-from sampled_sae.evals.core.schema import CoreConfig
-from sampled_sae.evals.probing.schema import ProbingConfig
-from sampled_sae.experiments.design import Measure, Setting, Study, runs_of
+from sampled_sae.experiments.costs import PREPARED, Budget, measure_seconds, train_seconds
+from sampled_sae.experiments.design import AT_ONCE, Measure, Stage, Study, runs_of
+from sampled_sae.experiments.layer import Layer, Material
+from sampled_sae.experiments.pairs import next_seed, similarity
+from sampled_sae.experiments.slices import judged, read_slice, write_slice
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import paper_recipe, parse_methods
 from sampled_sae.method.rate import default_lr
 from sampled_sae.models.language_model import LanguageModel
-from sampled_sae.reporting.study import (
-    METRICS,
-    Results,
-    Run,
-    fill_page,
-    forest,
-    read_rows,
-    tables,
-)
-from sampled_sae.reporting.write import write_figures
+from sampled_sae.reporting.study import BASE, Run, read_rows
 from sampled_sae.sae import SAE
-from sampled_sae.training.heldout import calibrated_threshold
+from sampled_sae.utils import system
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder
 from sampled_sae.utils.measures import find
+from sampled_sae.utils.progress import say
 
 EVALUATIONS: dict[str, str] = {"select": "core", "finalists": "probing"}  # others have the evaluation's own name
-RESULTS = "results.jsonl"
-CALIBRATED = "calibrated"  # empty file in the folder of an SAE whose threshold is that of the selection text
+RESULTS, SLICES = "results.jsonl", "slices"
+LONGEST = 2**20  # bytes that no line exceeds
+ROOM = 24 * 2**30  # bytes of the GPU that stay free of SAEs that are kept
 
 
-@dataclass(frozen=True)
-class Material:
-    """Texts and datasets, which a design does not contain."""
-
-    train: Any  # text of training
-    select: Any  # text that thresholds and learning rates are chosen on
-    report: Any  # text that core metrics are reported on
-    tokens: int = 131_072  # tokens of each of the last two, spread over it
-    probing: tuple[str, ...] = ()  # datasets of `probing`
-    finalists: tuple[str, ...] = ("sae-probes",)  # datasets of `finalists`
-    words: int | None = None  # words of absorption; none: all
-    harvest: dict[str, Any] = field(default_factory=dict)  # further settings of the harvest
-    keep: bool = True  # whether SAEs stay on disk after they are measured; a later stage trains missing ones again
+class OutOfTime(Exception):
+    """Nothing more would be finished in time."""
 
 
-def run_study(study: Study, material: Material, out: Path, only: Sequence[str] = (), device: str | None = None) -> Path:
-    """Train and measure what is not finished, of the named stages or of all; returns the path of the results."""
-    path = make_folder(out) / RESULTS
-    texts = {name: spread(getattr(material, name), material.tokens) for name in ("select", "report")}
-    loaded: dict[str, LanguageModel] = {}
-    for stage in study.stages:
-        if only and stage.name not in only:
-            continue
-        for (setting, seed), group in _grouped(runs_of(study, stage, read_rows(path))).items():
-            done = {(row.run, row.measure) for row in read_rows(path)}
-            if all((run, measure) in done for run in group for measure in stage.measure):
+def run_study(
+    study: Study,
+    material: Material,
+    out: Path,
+    only: Sequence[str] = (),
+    device: str | None = None,
+    until: float | None = None,
+) -> bool:
+    """Train and measure what is not finished, of the named stages or of all; returns whether all of it is.
+
+    `until`: seconds after which nothing begins that would not be finished.
+    """
+    work = Work(study, material, make_folder(out), device, Budget(until))
+    try:
+        for stage in study.stages:
+            if not only or stage.name in only:
+                work.stage(stage)
+    except OutOfTime as reason:
+        say(f"{work.budget.spent:7.1f} s  stopped before {reason}: until = {until:g} s; the same call continues")
+        return False
+    return True
+
+
+@dataclass
+class Work:
+    """What is in memory while stages are run."""
+
+    study: Study
+    material: Material
+    out: Path
+    device: str | None
+    budget: Budget
+    model: LanguageModel | None = None
+    layer: Layer | None = None
+    here: tuple[Any, ...] = ()  # what decides the layer's activations
+    kept: dict[tuple[Run, int], SAE | None] = field(default_factory=dict)  # by run and tokens; None: it diverged
+
+    @property
+    def path(self) -> Path:
+        return self.out / RESULTS
+
+    def stage(self, stage: Stage) -> None:
+        """One stage; measured in groups of SAEs that share setting and seed."""
+        runs = runs_of(self.study, stage, read_rows(self.path))
+        for (setting, _), group in _grouped(runs).items():
+            single = [measure for measure in stage.measure if measure != "similarity"]
+            done = {(row.run, row.measure) for row in read_rows(self.path)}
+            left = [run for run in group if any((run, measure) not in done for measure in single)]
+            while left:
+                some = self._fitting(setting, stage, left, single)
+                saes = {run: self.sae(run, self.study.tokens_of(setting, stage)) for run in some}
+                for measure in single:
+                    self._measure(measure, {run: sae for run, sae in saes.items() if (run, measure) not in done})
+                left = left[len(some) :]
+        if "similarity" in stage.measure:
+            self._compare(stage, runs)
+
+    # ---- time ----------------------------------------------------------------------------------------------
+
+    def _fitting(self, setting: str, stage: Stage, runs: Sequence[Run], measures: Sequence[Measure]) -> list[Run]:
+        """The first runs that can be trained and measured in the time that is left, at most `AT_ONCE`."""
+        needed = self._preparation(setting, measures)
+        some: list[Run] = []
+        for run in runs[:AT_ONCE]:
+            needed += self._train_estimate(run, self.study.tokens_of(setting, stage))[1]
+            if not self.budget.allows(needed + self._measure_estimate(setting, measures, len(some) + 1)):
+                break
+            some.append(run)
+        if not some:
+            raise OutOfTime(f"{stage.name}, {runs[0].name}")
+        return some
+
+    def _preparation(self, setting: str, measures: Sequence[Measure]) -> float:
+        layer = self.layer if self.layer is not None and self._place(setting) == self.here else None
+        seconds = (
+            0.0 if layer is not None and layer.is_harvested else self.budget.seconds("harvest", self._harvest(setting))
+        )
+        if "absorption" in measures and not (layer is not None and layer.has_words):
+            seconds += self.budget.seconds("words", PREPARED["absorption"])
+        return seconds
+
+    def _harvest(self, setting: str) -> float:
+        return PREPARED["harvest"] * self.study.tokens_of(setting) / 25e6
+
+    def _train_estimate(self, run: Run, tokens: int) -> tuple[str, float]:
+        """Kind of the work, and its seconds; none for an SAE that is in memory."""
+        d_sae, cost = self.study.settings[run.setting].d_sae, self.study.methods[run.method].cost
+        kind = f"train {d_sae} {cost:g}"
+        if (run, tokens) in self.kept:
+            return kind, 0.0
+        return kind, self.budget.seconds(kind, train_seconds(d_sae, tokens, cost))
+
+    def _measure_estimate(self, setting: str, measures: Iterable[Measure], saes: int) -> float:
+        d_sae = self.study.settings[setting].d_sae
+        return sum(self.budget.seconds(f"{m} {d_sae}", measure_seconds(m, d_sae, saes)) for m in measures)
+
+    # ---- training ------------------------------------------------------------------------------------------
+
+    def _place(self, setting: str) -> tuple[Any, ...]:
+        found = self.study.settings[setting]
+        return found.model, found.layer, found.context, found.recipe
+
+    def open(self, setting: str, harvest: bool = True) -> Layer:
+        """The layer of a setting, with its activations; another one's are given up, and the SAEs of it."""
+        place = self.study.settings[setting]
+        if self.layer is None or self._place(setting) != self.here:
+            if self.layer is not None:
+                self.layer.release()
+            self.kept.clear()
+            name = self.material.models.get(place.model, place.model)
+            if self.model is None or self.layer is None or self.layer.named != place.model:
+                self.layer = self.model = None
+                with self.budget.timed("load", f"load {name}", 10.0):
+                    self.model = api.load_model(name, device=self.device)
+            self.layer, self.here = Layer(self.model, place, self.material), self._place(setting)
+        if harvest and not self.layer.is_harvested:
+            with self.budget.timed("harvest", f"harvest layer {place.layer} of {place.model}", self._harvest(setting)):
+                self.layer.harvest(self.study.tokens_of(setting))
+        return self.layer
+
+    def config(self, run: Run, tokens: int) -> SAEConfig:
+        """The configuration of a run."""
+        place, study, width = self.study.settings[run.setting], self.study, self.open(run.setting).model.width
+        base = default_lr(width, place.d_sae, place.k, study.batch_size, tokens // study.batch_size)
+        shared: dict[str, Any] = {"lr": base * run.factor} if place.recipe == "default" else paper_recipe()
+        spec = study.methods[run.method].spec
+        (config,) = parse_methods([spec], d_sae=place.d_sae, k=place.k, seeds=(run.seed,), **shared)
+        return replace(config, name=run.name)
+
+    def sae(self, run: Run, tokens: int) -> SAE | None:
+        """The SAE of a run, trained if it is not in memory; None if it diverged."""
+        layer = self.open(run.setting)
+        if (run, tokens) not in self.kept:
+            self._make_room(layer)
+            config, (kind, _) = self.config(run, tokens), self._train_estimate(run, tokens)
+            guess = train_seconds(config.d_sae, tokens, self.study.methods[run.method].cost)
+            with self.budget.timed(kind, f"train {run.setting} {run.name}", guess):
+                try:
+                    sae = layer.train(config, tokens, self.study.batch_size)
+                except UserError as error:
+                    if "try a lower lr" not in str(error):
+                        raise
+                    say(str(error))
+                    sae = None
+            self.kept[run, tokens] = sae
+        return self.kept[run, tokens]
+
+    def _make_room(self, layer: Layer) -> None:
+        """Give up the SAEs that were trained first."""
+        free = system.available(layer.model.device)
+        while free is not None and self.kept and free < ROOM and layer.model.device.type == "cuda":
+            del self.kept[next(iter(self.kept))]
+            torch.cuda.empty_cache()
+            free = system.available(layer.model.device)
+
+    # ---- measuring -----------------------------------------------------------------------------------------
+
+    def _measure(self, measure: Measure, saes: Mapping[Run, SAE | None]) -> None:
+        """Measure SAEs and write their lines."""
+        lines = [line(run, measure, {"diverged": 1.0}) for run, sae in saes.items() if sae is None]
+        there = {run: sae for run, sae in saes.items() if sae is not None}
+        if there:
+            setting = next(iter(there)).setting
+            d_sae, layer = self.study.settings[setting].d_sae, self.open(setting)
+            if measure == "absorption" and not layer.has_words:
+                with self.budget.timed("words", f"words of absorption, {setting}", PREPARED["absorption"]):
+                    layer.read_words()
+            guess = measure_seconds(measure, d_sae, len(there))
+            with self.budget.timed(f"{measure} {d_sae}", f"{measure} of {len(there)} SAEs", guess):
+                lines += self._measured(measure, there, layer)
+        self._write(lines)
+
+    def _measured(self, measure: Measure, saes: Mapping[Run, SAE], layer: Layer) -> list[str]:
+        if measure == "rate":
+            return [line(run, measure, sae.cfg.metadata["training"]["heldout"]) for run, sae in saes.items()]
+        if measure == "slices":
+            folder = make_folder(self.out / SLICES)
+            return [
+                line(run, measure, write_slice(folder, run, sae, layer.frequency(sae))) for run, sae in saes.items()
+            ]
+        results = zip(saes.items(), layer.measure(measure, list(saes.values())), strict=True)
+        return [
+            line(run, measure, values_of(measure, result) | _seconds(measure, sae), _units(measure, result))
+            for (run, sae), result in results
+        ]
+
+    def _compare(self, stage: Stage, runs: Sequence[Run]) -> None:
+        """Similarity of each SAE with the next seed of its method, and with the base of the same and the next seed."""
+        by_name = {(run.setting, run.method, run.seed): run for run in runs}
+        done = {row.run for row in read_rows(self.path) if row.measure == "similarity"}
+        for run in [run for run in runs if run not in done]:
+            after = next_seed(stage.seeds, run.seed)
+            keys = [(run.method, run.seed), (run.method, after), (BASE, run.seed), (BASE, after)]
+            if any((run.setting, *key) not in by_name for key in keys):
+                raise UserError(f"stage {stage.name!r}: similarity needs {BASE} and two seeds")
+            four = [by_name[run.setting, method, seed] for method, seed in keys]
+            needed = self._preparation(run.setting, ())
+            tokens = self.study.tokens_of(run.setting)
+            needed += sum(self._train_estimate(one, tokens)[1] for one in dict.fromkeys(four))
+            needed += self._measure_estimate(run.setting, ["similarity"], 1)
+            if not self.budget.allows(needed):
+                raise OutOfTime(f"{stage.name}, similarity of {run.name}")
+            saes = [self.sae(one, tokens) for one in four]
+            there = [sae for sae in saes if sae is not None]
+            if len(there) < len(saes):
+                self._write([line(run, "similarity", {"diverged": 1.0})])
                 continue
-            place = study.settings[setting]
-            if place.model not in loaded:
-                loaded = {place.model: api.load_model(place.model, device=device)}
-            part = Part(study, place, material, texts, loaded[place.model], out / stage.name / f"{setting}-s{seed}")
-            folders = part.trained(group)
-            for measure in stage.measure:
-                rest = {run: folder for run, folder in folders.items() if (run, measure) not in done}
-                lines = [line(run, measure, result) for run, result in part.measure(measure, rest)]
-                with path.open("a", encoding="utf-8") as file:
-                    file.writelines(lines)
-            if not material.keep:
-                shutil.rmtree(part.folder, ignore_errors=True)
-    return path
+            layer, d_sae = self.open(run.setting), self.study.settings[run.setting].d_sae
+            guess = measure_seconds("similarity", d_sae, 1)
+            with self.budget.timed(f"similarity {d_sae}", f"similarity of {run.setting} {run.name}", guess):
+                self._write([line(run, "similarity", similarity(there, layer))])
+
+    def _write(self, lines: Sequence[str]) -> None:
+        """Append lines; they are on disk when this returns. A line that was cut off is overwritten."""
+        with self.path.open("ab+") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - LONGEST))
+            file.truncate(size - len(file.read().rpartition(b"\n")[2]))
+            file.write("".join(lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def judge_slices(study: Study, material: Material, out: Path, embedder: str | None, tokens: int = 500_000) -> Path:
+    """Automated interpretability of the slices in `out`, with an embedding model as the judge; adds their lines."""
+    work = Work(study, material, out, None, Budget())
+    rows = read_rows(work.path)
+    done = {row.run for row in rows if row.measure == "autointerp"}
+    live = {row.run: [row.values[f"live_{n}"] for n in range(3)] for row in rows if row.measure == "slices"}
+    files: dict[str, list[Path]] = {}
+    for path in sorted((out / SLICES).glob("*.safetensors")):
+        run, _ = read_slice(path, torch.device("cpu"))
+        if run in live and run not in done:
+            files.setdefault(run.setting, []).append(path)
+    for setting, paths in files.items():
+        layer = work.open(setting, harvest=False)
+        for some in (paths[i : i + AT_ONCE] for i in range(0, len(paths), AT_ONCE)):
+            saes = dict(read_slice(path, layer.model.device) for path in some)
+            for run, values in judged(saes, layer, live, tokens, embedder):
+                work._write([line(run, "autointerp", values)])
+    return work.path
 
 
 def _grouped(runs: Iterable[Run]) -> dict[tuple[str, int], list[Run]]:
@@ -102,114 +298,23 @@ def _grouped(runs: Iterable[Run]) -> dict[tuple[str, int], list[Run]]:
     return groups
 
 
-@dataclass(frozen=True)
-class Part:
-    """The SAEs of one setting and seed, trained on the same batches."""
-
-    study: Study
-    setting: Setting
-    material: Material
-    texts: Mapping[str, list[str]]
-    model: LanguageModel
-    folder: Path
-
-    def config(self, run: Run) -> SAEConfig:
-        """The configuration of a run."""
-        place, study = self.setting, self.study
-        steps = study.tokens // study.batch_size
-        base = default_lr(self.model.width, place.d_sae, place.k, study.batch_size, steps)
-        shared: dict[str, Any] = {"lr": base * run.factor} if place.recipe == "default" else paper_recipe()
-        spec = study.methods[run.method].spec
-        (config,) = parse_methods([spec], d_sae=place.d_sae, k=place.k, seeds=(run.seed,), **shared)
-        return replace(config, name=run.name)
-
-    def trained(self, runs: Sequence[Run]) -> dict[Run, Path]:
-        """Folders of the SAEs, with thresholds calibrated on the selection text; those that are missing are trained."""
-        found = {
-            run: next(iter(self.folder.parent.parent.glob(f"*/{self.folder.name}/saes/{run.name}")), None)
-            for run in runs
-        }
-        if missing := [run for run, folder in found.items() if folder is None]:
-            self._train(missing)
-        folders = {run: folder or self.folder / "saes" / run.name for run, folder in found.items()}
-        fresh = [folder for folder in folders.values() if not (folder / CALIBRATED).exists()]
-        x = self.tokens("select") if fresh else None
-        for folder in fresh:
-            sae = SAE.load(folder, self.model.device)
-            if self.setting.recipe == "paper" and not sae.threshold_ema.isnan():
-                sae.threshold.fill_(sae.threshold_ema)
-            elif x is not None:
-                theta = calibrated_threshold(sae, x, self.setting.k)
-                sae.threshold.copy_(sae.threshold * theta if sae.threshold.ndim else torch.tensor(theta))
-            sae.save(folder)
-            (folder / CALIBRATED).touch()
-        return folders
-
-    def _train(self, runs: Sequence[Run]) -> None:
-        place, paper = self.setting, self.setting.recipe == "paper"
-        more: dict[str, Any] = {"high_norm_factor": float("inf")} if paper else {}
-        acts = api.activations(
-            self.model, self.material.train, place.layer, context=place.context, **more, **self.material.harvest
-        )
-        api.train(
-            acts,
-            [self.config(run) for run in runs],
-            tokens=self.study.tokens,
-            batch_size=self.study.batch_size,
-            seed=runs[0].seed,
-            out=self.folder,
-            resume=(self.folder / "run.json").exists(),
-            keep=False,
-            # A part takes minutes, and the checkpoints of its SAEs more disk space than the SAEs themselves.
-            checkpoint_every=self.study.tokens,
-            **({"input_norm": "one"} if paper else {}),
-        )
-
-    @torch.no_grad()
-    def tokens(self, text: str) -> Tensor:
-        """[n, d_in]: activations of a text, those of high norm left out unless the paper's recipe keeps them."""
-        cut = TextConfig(self.setting.context, self.model.bos)
-        count = max(1, self.material.tokens // self.setting.context)
-        found = torch.stack(list(islice(contexts(iter(self.texts[text]), self.model.tokenizer, cut), count)))
-        layer = self.setting.layer
-        x = torch.cat([self.model.activations(part, [layer])[layer].flatten(0, 1).cpu() for part in found.split(16)])
-        norm = x.float().norm(dim=1)
-        return (x if self.setting.recipe == "paper" else x[norm <= 10 * norm.median()]).float()
-
-    def measure(self, measure: Measure, folders: Mapping[Run, Path]) -> Iterator[tuple[Run, dict[str, Any]]]:
-        """Results of one evaluation."""
-        if not folders:
-            return
-        config = self._config_of(measure)
-        text = self.texts["select" if measure == "select" else "report"]
-        results = api.evaluate(list(folders.values()), self.model, config, text=text)
-        name = EVALUATIONS.get(measure, measure)
-        yield from zip(folders, (result[name] for result in results), strict=True)
-
-    def _config_of(self, measure: Measure) -> Config:
-        if measure == "absorption":
-            return AbsorptionConfig(max_words=self.material.words)
-        if measure == "probing":
-            return ProbingConfig(self.material.probing, all_latents=False)
-        if measure == "finalists":
-            names = self.material.finalists
-            return ProbingConfig(names, seeds=(0, 1, 2), train_texts=1000, test_texts=400, all_latents=False)
-        return CoreConfig(contexts=max(1, self.material.tokens // self.setting.context))
-
-
-def spread(text: Any, tokens: int, characters: int = 8_000) -> list[str]:
-    """Beginnings of documents, taken evenly from the whole text; enough for so many tokens."""
-    documents = [document[:characters] for document in as_text(text).documents()]
-    # Six characters per token are more than any text has.
-    return documents[:: max(1, sum(map(len, documents)) // (6 * tokens))]
-
-
-def line(run: Run, measure: Measure, result: Mapping[str, Any]) -> str:
-    """A result as one line of results.jsonl: metrics, and those of single datasets or letters."""
+def values_of(measure: Measure, result: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of an evaluation's result."""
     evaluation = get_evaluation(EVALUATIONS.get(measure, measure))
     found = {metric.name: find(metric, result) for metric in evaluation.metrics}
-    values = {name: round(value.value, 6) for name, value in found.items() if value is not None}
-    row = {**run._asdict(), "measure": measure, "values": values, "units": _units(measure, result)}
+    values = {name: value.value for name, value in found.items() if value is not None}
+    return values | ({"fvu_matched": result["matched"]} if result.get("matched") is not None else {})
+
+
+def _seconds(measure: Measure, sae: SAE) -> dict[str, float]:
+    """Training time, beside the core metrics."""
+    return {"seconds": sae.cfg.metadata["training"]["seconds"]} if measure == "core" else {}
+
+
+def line(run: Run, measure: str, values: Mapping[str, float | None], units: Mapping[str, Any] | None = None) -> str:
+    """A result as one line of results.jsonl: metrics, and those of single datasets or letters."""
+    rounded = {name: round(value, 6) for name, value in values.items() if value is not None}
+    row: dict[str, Any] = {**run._asdict(), "measure": measure, "values": rounded, "units": units or {}}
     return json.dumps({name: value for name, value in row.items() if value != {}}, separators=(",", ":")) + "\n"
 
 
@@ -247,21 +352,3 @@ def given_texts(*texts: str | None) -> tuple[str, str, str]:
             raise UserError(f"{name}_text: must name a text; run trains, selects and reports on three different ones")
     train, select, report = (str(text) for text in texts)
     return train, select, report
-
-
-def write_results(study: Study, out: Path, page: Path, figures: Path | None = None) -> list[Path]:
-    """Write the tables of `out`/results.jsonl into a page, and figures into a folder; returns the files."""
-    rows = read_rows(out / RESULTS)
-    if not rows:
-        raise UserError(f"{out / RESULTS}: holds no results; run the study first")
-    results = Results(rows, {name: setting.model for name, setting in study.settings.items()})
-    fill_page(page, list(tables(results, study.claims, {name: method.role for name, method in study.methods.items()})))
-    if figures is None:
-        return [page]
-    drawn = [
-        (f"{setting}-{metric}", figure)
-        for setting in results.settings
-        for metric in METRICS
-        if (figure := forest(results, setting, metric)) is not None
-    ]
-    return [page, *(path for path in write_figures(drawn, make_folder(figures)) if path.suffix == ".png")]

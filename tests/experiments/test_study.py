@@ -1,9 +1,11 @@
 """A study on a tiny language model, interrupted and continued; its design, and the project's own."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,9 +13,10 @@ from sampled_sae import cli
 from sampled_sae.evals.absorption.schema import LetterResult
 from sampled_sae.experiments import study
 from sampled_sae.experiments.design import load_study, plan, runs_of
-from sampled_sae.experiments.study import Material, run_study
+from sampled_sae.experiments.layer import Material
+from sampled_sae.experiments.results import write_results
+from sampled_sae.experiments.study import run_study
 from sampled_sae.reporting.study import Run, read_rows
-from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from tests.models.tiny_models import make_model, save
 
@@ -46,8 +49,16 @@ def design(tmp_path_factory):
                 "methods": ["batchtopk", "l2-l6"],
                 "seeds": [0],
                 "factors": [0.5, 1],
+                "measure": ["rate"],
+                "tokens": 640,
             },
-            {"name": "seeds", "settings": ["tiny"], "methods": ["batchtopk", "@leaders", "l2-l3"], "seeds": [0, 1]},
+            {
+                "name": "seeds",
+                "settings": ["tiny"],
+                "methods": ["batchtopk", "l2-l6", "l2-l3"],
+                "seeds": [0, 1],
+                "measure": ["select", "core", "similarity", "slices"],
+            },
         ],
         "claims": [{"name": "H1", "text": "pools are worse", "metric": "fvu", "method": "l2-l6", "expect": "worse"}],
     }
@@ -56,68 +67,97 @@ def design(tmp_path_factory):
     return path
 
 
-def test_the_whole_study_continues_where_it_stopped(design, tmp_path, monkeypatch):
-    declared = load_study(design)
-    material = Material(documents(0), documents(1), documents(2), tokens=512, harvest={"buffer_tokens": 512})
-    monkeypatch.setattr(study.api, "activations", quiet(study.api.activations))
-    out = tmp_path / "out"
-    path = run_study(declared, material, out, only=["rates"], device="cpu")
+MEASURES = ("select", "core", "similarity", "slices")
+
+
+def material(**changes):
+    return Material(documents(0), documents(1), documents(2), tokens=512, **changes)
+
+
+def test_the_whole_study_continues_where_it_stopped(design, tmp_path, capsys):
+    declared, out = load_study(design), tmp_path / "out"
+    assert run_study(declared, material(), out, only=["rates"], device="cpu")
+    path = out / "results.jsonl"
     rows = read_rows(path)
     assert {(row.run.method, row.run.factor, row.measure) for row in rows} == {
-        (method, factor, measure)
-        for method in ("batchtopk", "l2-l6")
-        for factor in (0.5, 1.0)
-        for measure in ("select", "core")
+        (method, factor, "rate") for method in ("batchtopk", "l2-l6") for factor in (0.5, 1.0)
     }
-    trained = {file: file.stat().st_mtime_ns for file in out.rglob("*.safetensors")}
-    run_study(declared, material, out, device="cpu")
-    assert all(file.stat().st_mtime_ns == when for file, when in trained.items()), "trained or calibrated again"
+    assert run_study(declared, material(), out, device="cpu")
+    said = capsys.readouterr().err
+    assert "harvest layer 1" in said and "train tiny batchtopk-x" in said and "core of 3 SAEs: about" in said
     rows = read_rows(path)
     by_seed = {run.seed: run for run in runs_of(declared, declared.stages[1], rows) if run.method == "l2-l3"}
-    best = min(
-        (row for row in rows if row.run.method == "l2-l6" and row.measure == "select"), key=lambda r: r.values["fvu"]
-    )
+    best = min((r for r in rows if r.run.method == "l2-l6" and r.measure == "rate"), key=lambda r: r.values["fvu"])
     assert by_seed[0].factor == by_seed[1].factor == best.run.factor, "the rate of l2-l6"
-    assert not list((out / "seeds").rglob("batchtopk-x*-s0")), "seed 0 is that of the first stage"
-    sae = SAE.load(next((out / "seeds").rglob("l2-l3-x*-s1")))
-    assert next(row for row in rows if row.run == by_seed[1] and row.measure == "select").values["l0"] == pytest.approx(
-        4, abs=0.05
-    )
-    assert sae.cfg.training.seed == 1
+    of_run = {row.measure: row.values for row in rows if row.run == by_seed[1]}
+    assert set(of_run) == set(MEASURES) and of_run["select"]["l0"] == pytest.approx(4, abs=0.05)
+    assert of_run["core"]["fvu_matched"] == pytest.approx(of_run["core"]["fvu"], rel=0.2)
+    base = next(r for r in rows if r.run.method == "batchtopk" and r.measure == "similarity" and r.run.seed == 0)
+    assert base.values["mmcs_seeds"] == base.values["mmcs_other"] < base.values["mmcs_same"] == 1.0
     size = path.stat().st_size
-    run_study(declared, material, out, device="cpu")
-    assert path.stat().st_size == size
+    assert run_study(declared, material(), out, device="cpu") and path.stat().st_size == size
     lines = path.read_text().splitlines(keepends=True)
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "results.jsonl").write_text("".join(lines[:-1]))
-    run_study(declared, replace(material, keep=False), other, device="cpu")
-    assert (other / "results.jsonl").read_text().splitlines(keepends=True) == lines, (
-        "trained again, with the same result"
-    )
-    assert not list(other.rglob("*.safetensors"))
+    for left in (len(lines) - 1, 7):  # the last lines are lost, or a part of a group
+        other = tmp_path / f"other-{left}"
+        other.mkdir()
+        (other / "results.jsonl").write_text("".join(lines[:left]) + lines[left][:20])
+        assert run_study(declared, material(), other, device="cpu")
+        again = (other / "results.jsonl").read_text().splitlines(keepends=True)
+        assert sorted(map(untimed, again)) == sorted(map(untimed, lines)), "trained again, with the same result"
     page = tmp_path / "results.md"
     page.write_text("# Answer\n\nText.\n")
-    study.write_results(declared, out, page)
+    write_results(declared, out, page)
     text = page.read_text()
     assert text.startswith("# Answer\n\nText.\n") and "| H1 |" in text and "<!-- begin summary-tiny -->" in text
-    study.write_results(declared, out, page)
+    write_results(declared, out, page)
     assert page.read_text() == text
 
 
-def quiet(function):
-    return lambda *args, **settings: function(*args, progress=False, **settings)
+def untimed(line):
+    return re.sub(r',"seconds":[0-9.e-]+', "", line)
+
+
+def test_it_stops_in_time_and_continues(design, tmp_path, monkeypatch, capsys):
+    declared = load_study(design)
+    run_study(declared, material(), tmp_path / "whole", only=["rates"], device="cpu")
+    whole = (tmp_path / "whole" / "results.jsonl").read_text()
+    out = tmp_path / "parts"
+    assert not run_study(declared, material(), out, only=["rates"], device="cpu", until=0.0)
+    assert "stopped before rates, batchtopk-x0.5-s0: until = 0 s" in capsys.readouterr().err
+    assert not (out / "results.jsonl").exists()
+    now = iter(range(10**6))  # every look at the clock takes a second
+    monkeypatch.setattr("sampled_sae.experiments.costs.time.monotonic", lambda: float(next(now)))
+    calls = 0
+    while not run_study(declared, material(), out, only=["rates"], device="cpu", until=60.0):
+        calls += 1
+        assert calls < 9
+    assert (out / "results.jsonl").read_text() == whole
+
+
+def test_token_ids_instead_of_text(design, tmp_path):
+    declared = load_study(design)
+    ids = {name: np.random.default_rng(i).integers(1, 250, (200, 32)) for i, name in enumerate(("a", "b", "c"))}
+    model = declared.settings["tiny"].model
+    given = Material(*({model: value.astype(np.uint16)} for value in ids.values()), tokens=512)
+    assert run_study(declared, given, tmp_path, only=["rates"], device="cpu")
+    assert len(read_rows(tmp_path / "results.jsonl")) == 4
+    with pytest.raises(UserError, match="none is for"):
+        run_study(declared, replace(given, train={"other": ids["a"]}), tmp_path / "x", device="cpu")
 
 
 def test_the_projects_design_is_that_of_the_protocol(capsys):
     declared = load_study(DESIGN)
-    stages = {name: saes for name, saes, _ in plan(declared)}
+    stages = {planned.stage: planned.saes for planned in plan(declared)}
     protocol = (DESIGN.parents[1] / "protocol.md").read_text()
-    assert stages["rates"] == 51 and stages["pools"] == 21 and stages["seeds"] == 50 and stages["finalists"] == 0
-    assert sum(stages.values()) == 298 and "core metrics, 298 SAEs" in protocol
+    assert stages["rates"] == 42 and stages["first"] == 22 and stages["seeds"] == 44 and stages["leaders"] == 12
+    assert f"**{sum(stages.values())}**" in protocol and f"**{sum(it.whole for it in plan(declared)):.0f}**" in protocol
     assert all(f"| {claim.name} |" in protocol for claim in declared.claims)
+    assert len({claim.name for claim in declared.claims}) == 18
+    assert {m for claim in declared.claims for m in (claim.method, *claim.methods)} - {"", "BatchTopK"} <= set(
+        declared.methods
+    )
     cli.main(["study", str(DESIGN)])
-    assert "298 SAEs" in capsys.readouterr().out
+    assert "354 SAEs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -132,6 +172,8 @@ def test_the_projects_design_is_that_of_the_protocol(capsys):
         (lambda d: d["methods"]["l2-l3"].update(spec="none"), "unknown method 'none'"),
         (lambda d: d["methods"]["l2-l3"].update(rate_of="none"), "rate_of = 'none': must be among"),
         (lambda d: d["settings"]["tiny"].update(latents=3), "latents"),
+        (lambda d: d["stages"][1].update(tokens=640), "stage 'seeds', tokens = 640: measure must be rate alone"),
+        (lambda d: d["claims"][0].update(metric="speed"), "claim H1, metric = 'speed': must be among fvu"),
     ],
 )
 def test_what_is_wrong_with_a_design_is_named(design, tmp_path, change, message):
@@ -146,9 +188,9 @@ def test_texts_and_results_are_needed(design, tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["study", str(design), "--do", "run", "--out", str(tmp_path), "--train-text", "stdlib"])
     assert "select_text: must name a text" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        cli.main(["study", str(design), "--do", "tables", "--out", str(tmp_path)])
-    assert "holds no results; run the study first" in capsys.readouterr().err
+    page = tmp_path / "results.md"
+    cli.main(["study", str(design), "--do", "tables", "--out", str(tmp_path)])
+    assert "Not run yet: there are no results." in page.read_text() and "| H1 |" in page.read_text()
 
 
 def test_lines_have_single_datasets_and_letters():
@@ -156,10 +198,13 @@ def test_lines_have_single_datasets_and_letters():
         found = LetterResult(name, why, 9, 3, 0.9, [0.25, 0.5, 0.75], [5, 7, 8], list(main), 3, fraction, 0.0, 0, [], 0)
         return found._asdict()
 
+    def line(measure, result):
+        return study.line(run, measure, study.values_of(measure, result), study._units(measure, result))
+
     letters = [letter("a", 0.125), letter("b", 0.5, main=()), letter("c", None, "too few words")]
     run = Run("tiny", "topk", 2.0, 1)
     made = {"letters": letters, "fraction": {"mean": 0.3125, "std": 0.1}, "main_f1": {"mean": 0.25, "std": None}}
-    plain = json.loads(study.line(run, "absorption", made))
+    plain = json.loads(line("absorption", made))
     assert plain["values"] == {"absorption": 0.3125, "absorption_f1": 0.25} and plain["factor"] == 2.0
     assert plain["units"] == {
         "a": ["", {"absorption": 0.125, "absorption_f1": 0.5}],
@@ -167,6 +212,6 @@ def test_lines_have_single_datasets_and_letters():
     }
     top = {str(k): {"accuracy": {"mean": 0.5 + k / 10, "std": None}} for k in (1, 2)}
     dataset = {"name": "sae-probes:hist_fig_ismale", "source": "sae-probes:hist", "summary": {"top": top}}
-    plain = json.loads(study.line(run, "finalists", {"datasets": [dataset], "summary": {"top": top}}))
+    plain = json.loads(line("finalists", {"datasets": [dataset], "summary": {"top": top}}))
     assert plain["units"] == {dataset["name"]: ["sae-probes:hist", {"probing_1": 0.6, "probing_2": 0.7}]}
     assert plain["values"] == {"probing_1": 0.6, "probing_2": 0.7} and plain["measure"] == "finalists"

@@ -4,20 +4,14 @@ import json
 
 import pytest
 
-from sampled_sae.reporting.study import (
-    Claim,
-    Results,
-    Row,
-    Run,
-    best_factor,
-    claims_table,
+from sampled_sae.reporting.claims import Claim, claims_table, combined, goal_table, hypotheses, outcome, reached
+from sampled_sae.reporting.study import Results, Row, Run, best_factor, leading, read_rows
+from sampled_sae.reporting.study_page import (
+    answer,
     difference_table,
     fill_page,
     forest,
-    goal_table,
-    leading,
-    outcome,
-    read_rows,
+    self_table,
     summary_table,
     tables,
 )
@@ -61,6 +55,10 @@ def claim(method, expect, metric="fvu"):
     return Claim("H1", "a claim", metric, method, expect)
 
 
+def decided(results, claim):
+    return outcome(results, claim).outcome
+
+
 def test_differences_are_paired_and_judged(results):
     table = difference_table(results, "first", "fvu")
     by_method = {row[0]: row for row in table.rows}
@@ -77,17 +75,80 @@ def test_differences_are_paired_and_judged(results):
 
 
 def test_claims(results):
-    assert outcome(results, claim("good", "better"))[0] == "supported"
-    assert outcome(results, claim("bad", "better"))[0] == "refuted"
-    assert outcome(results, claim("same", "not worse"))[0] == "supported"
-    assert outcome(results, claim("same", "better"))[0] == "undecided"
-    assert outcome(results, claim("absent", "better"))[0] == "not measured"
-    assert outcome(results, claim("good", "better", "probing_1")._replace(ratio=1.05))[0] == "supported"
-    assert outcome(results, claim("good", "better", "probing_1")._replace(ratio=2))[0] == "undecided"
+    assert decided(results, claim("good", "better")) == "supported"
+    assert decided(results, claim("bad", "better")) == "refuted"
+    assert decided(results, claim("same", "not worse")) == "supported"
+    assert decided(results, claim("same", "better")) == "undecided"
+    assert decided(results, claim("absent", "better")) == "not measured"
+    assert decided(results, claim("good", "better", "probing_1")._replace(ratio=1.05)) == "supported"
+    assert decided(results, claim("good", "better", "probing_1")._replace(ratio=2)) == "undecided"
     turned = Results([*rows(), *rows("second", -1)], {"first": "m", "second": "m"})
-    assert outcome(turned, claim("good", "better"))[0] == outcome(turned, claim("bad", "better"))[0] == "mixed"
+    assert decided(turned, claim("good", "better")) == decided(turned, claim("bad", "better")) == "mixed"
     table = claims_table(results, [claim("good", "better"), claim("absent", "worse")])
-    assert table.rows[0][4] == "supported" and table.rows[0][-1] == 2 and table.rows[1][4] == "not measured"
+    assert table.rows[0][4] == "supported" and table.rows[0][-2] == 2 and table.rows[1][4] == "not measured"
+
+
+def test_claims_about_several_methods(results):
+    def over(kind, *methods, metrics=("fvu", "probing_5")):
+        return decided(results, Claim("H7", "", kind=kind, methods=methods, metrics=metrics))
+
+    assert over("dominated", "bad", "good") == "supported" and over("dominated", "bad") == "refuted"
+    assert over("dominated", "same") == "undecided" and over("dominated", "absent") == "not measured"
+    assert over("front", "bad", "good") == "refuted" and over("front", "bad") == "supported"
+    assert over("no best") == "refuted", "good is the best"
+    assert decided(Results([], {}), Claim("H7", "", kind="no best")) == "not measured"
+    limits = [decided(results, Claim("H2", "", "fvu", "bad", kind="at most", ratio=r)) for r in (1.1, 1.9)]
+    assert limits == ["refuted", "supported"]
+
+
+def test_dense_latents_are_compared_by_their_ratio():
+    dense = {"batchtopk": (0.001, 0.0011, 0.0012), "l2": (0.003, 0.0032, 0.0037)}
+    found = [
+        Row(Run("first", method, 1.0, seed), "core", {"over_10_percent": value, "l0": 60 + 2 * (method == "l2")}, {})
+        for method, values in dense.items()
+        for seed, value in enumerate(values)
+    ]
+    there = Results(found, {"first": "m"})
+    it, verdict = there.difference("first", "l2", "batchtopk", "over_10_percent")
+    assert it.mean == pytest.approx(1.58, abs=0.02) and verdict == "better"
+    assert decided(there, Claim("H1", "", "over_10_percent", "l2", ratio=2)) == "supported"
+    assert decided(there, Claim("H1", "", "over_10_percent", "l2", ratio=4)) == "undecided"
+    assert there.unequal_l0("first", "l2", "batchtopk") == pytest.approx(1 / 30)
+
+
+def test_synthetic_results_decide():
+    saes = [{"label": "BatchTopK", "fve_heldout_threshold": value, "fve_train": 0.995} for value in (0.6, 0.7)]
+    asked = Claim("H16", "", method="BatchTopK", kind="synthetic", ratio=0.99)
+    found = outcome(Results([], {}), asked, {"finite": {"train": {"samples": 10_000}, "saes": saes}})
+    assert found.outcome == "refuted" and "0.6500 on fresh, 0.9950 on training" in found.detail
+    endless = {"table": {"train": {"samples": None}, "saes": saes}}
+    assert outcome(Results([], {}), asked, endless).outcome == "not measured"
+
+
+def test_hypotheses_combine_their_claims(results):
+    assert combined(["supported"] * 2) == combined(["supported", "supported", "refuted"], "most") == "supported"
+    assert combined(["supported", "refuted"]) == "mixed" and combined(["refuted", "refuted"]) == "refuted"
+    assert combined(["supported", "undecided"]) == "undecided" and combined(["not measured"]) == "not measured"
+    assert combined(["refuted", "not measured"]) == "refuted"
+    claims = [claim("good", "better"), claim("bad", "better"), claim("same", "not worse")._replace(name="H2")]
+    assert hypotheses(results, claims, {}) == {"H1": "mixed", "H2": "supported"}
+
+
+def test_the_answer(results):
+    text = answer(results, [claim("good", "better")], {}, ROLES)
+    assert len(text.splitlines()) == 5 and "Yes: good reach the goal in first, second" in text
+    assert "good (1.0)" in text and "supported: H1" in text and "24 SAEs" in text
+    assert reached(results, ["same", "bad", "good"], ["batchtopk"]) == ["good"]
+    worse = Results([row for row in rows() if row.run.method != "good"], {"first": "m"})
+    assert "Not shown: none of 2 variants" in answer(worse, [], {}, ROLES)
+    assert answer(Results([], {}), [], {}, ROLES) == "Not run yet: there are no results."
+
+
+def test_seeds_of_one_method_do_not_differ():
+    many = [row._replace(run=row.run._replace(seed=row.run.seed + more)) for more in (0, 3) for row in rows()]
+    table = self_table(Results(many, {"first": "m"}), "first")
+    fvu = next(row for row in table.rows if row[0] == "FVU")
+    assert fvu[1] == 15 * 6 and fvu[1] == sum(fvu[2:5])
 
 
 def test_one_seed_decides_nothing():
@@ -95,7 +156,7 @@ def test_one_seed_decides_nothing():
     assert {row[-1] for metric in ("fvu", "probing_1") for row in difference_table(alone, "first", metric).rows} == {
         "undecided"
     }
-    assert outcome(alone, claim("good", "better"))[0] == "undecided"
+    assert decided(alone, claim("good", "better")) == "undecided"
 
 
 def test_leaders_and_goal(results):
@@ -104,7 +165,7 @@ def test_leaders_and_goal(results):
     table = goal_table(results, ["good"], ["batchtopk"])
     assert [row[:3] for row in table.rows] == [["first", "good", "batchtopk"], ["second", "good", "batchtopk"]]
     assert table.rows[0][3].startswith("better (p = 0.0")
-    assert summary_table(results, "first").rows[0][:2] == ["batchtopk", 3]
+    assert summary_table(results, "first").rows[0][:3] == ["batchtopk", "x 1", 3]
 
 
 def test_the_best_rate_is_that_of_the_selection_text():
@@ -142,7 +203,7 @@ def test_the_page_keeps_its_text(tmp_path, results):
     assert text.index("# Answer") < text.index("| H1 |") < text.index("More text.") < text.index("summary-first")
     assert fill_page(page, made) == [] and page.read_text() == text
     fill_page(page, [Table([Column("a")], [["\\1 new"]], "claims")])
-    assert "1 new" in page.read_text() and "| H1 |" not in page.read_text()
+    assert "1 new" in page.read_text() and "good against batchtopk" not in page.read_text()
 
 
 def test_the_figure_has_a_point_per_method(results):

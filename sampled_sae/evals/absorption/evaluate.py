@@ -28,7 +28,7 @@ from sampled_sae.evals.absorption.probes import (
     start_at,
 )
 from sampled_sae.evals.absorption.schema import Absorber, AbsorptionConfig, AbsorptionResult, LetterResult
-from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, make_prompts, read_layers
+from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, Prompts, make_prompts, read_layers
 from sampled_sae.evals.bootstrap import Spread, spread
 from sampled_sae.evals.reading import checked
 from sampled_sae.hooks import Where
@@ -42,27 +42,48 @@ MOST_ABSORBERS = 10  # absorbing latents per letter that are named in a result
 SILENT = 1e-8  # a main latent below this does not fire
 
 
+class Spoken(NamedTuple):
+    """What the model makes of the words at one layer: shared by all SAEs there."""
+
+    prompts: Prompts
+    readings: LayerReadings
+    spelling: Spelling
+
+
+def read_words(
+    model: LanguageModel, layer: Where, settings: AbsorptionConfig, progress: Progress = lambda done, total: None
+) -> Spoken:
+    """Read the words and fit the letters' probes; `progress` counts prompts."""
+    prompts, layer = make_prompts(model.tokenizer, settings), model.where(layer)
+    readings = read_layers(model, prompts, [layer], settings.prompts_at_once, progress)[layer]
+    return Spoken(prompts, readings, learn_to_spell(readings, settings))
+
+
 def evaluate_absorption_many(
     saes: Sequence[SAE],
     model: LanguageModel,
     layer: Where,
     settings: AbsorptionConfig | None = None,
     progress: Progress | None = None,
+    spoken: Spoken | None = None,
 ) -> Iterator[AbsorptionResult]:
     """The result of each SAE of the hook point `layer`, in order, as soon as it is measured; `progress`
-    counts words, for the model and then again for each SAE."""
+    counts words, for the model and then again for each SAE. `spoken` is what `read_words` returned for the same model,
+    layer and settings, to read the words once for several calls."""
     settings = settings or AbsorptionConfig()
     layer = model.where(layer)
     list(checked(saes, model, layer))
-    prompts = make_prompts(model.tokenizer, settings)
-    each = len(prompts.train) + len(prompts.test) + len(prompts.fresh)
+    each = 0
 
-    def report(done: int, _: int = 0) -> None:
+    def report(done: int, words: int = 0) -> None:
+        nonlocal each
+        each = words or each
         if progress is not None:
             progress(done, each * (1 + len(saes)))
 
-    readings = read_layers(model, prompts, [layer], settings.prompts_at_once, report)[layer]
-    spelling = learn_to_spell(readings, settings)
+    spoken = spoken or read_words(model, layer, settings, report)
+    prompts, readings, spelling = spoken
+    each = len(prompts.train) + len(prompts.test) + len(prompts.fresh)
     for number, sae in enumerate(saes, start=1):
         try:
             letters = measure_sae(sae, readings, spelling, settings)

@@ -1,0 +1,242 @@
+"""Claims of a paper as comparisons, what a study's results say about each, and their tables."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from typing import Any, Literal, NamedTuple
+
+from sampled_sae.reporting.study import BASE, GOAL, METRICS, Results
+from sampled_sae.utils.measures import Cell, Column, Table, form
+from sampled_sae.utils.paired import Difference, Verdict, holm, paired
+
+Kind = Literal["difference", "at most", "dominated", "front", "no best", "synthetic"]
+Outcome = Literal["supported", "refuted", "mixed", "undecided", "not measured"]
+OPPOSITE: dict[str, str] = {"better": "worse", "worse": "better", "not worse": "worse"}
+Synthetic = Mapping[str, Mapping[str, Any]]  # results of the synthetic experiment, by preset
+
+
+class Claim(NamedTuple):
+    """A claim as a comparison; several of one name make up a hypothesis.
+
+    difference: `method` is better, worse or not worse than `against`. at most: its metric is at most `ratio` times that
+    of `against`. dominated: one of `methods` is better than the base in all `metrics`. front: none is better in one of
+    `metrics` and not worse in the others. no best: no method at all is not worse than every other in all `metrics`.
+    synthetic: `method` reaches `ratio` as its FVE on fresh samples after training on a fixed set.
+    """
+
+    name: str  # as H3
+    text: str
+    metric: str = ""
+    method: str = ""
+    expect: Literal["better", "worse", "not worse"] = "better"
+    against: str = BASE
+    ratio: float | None = None  # least ratio of the two means, or most
+    kind: Kind = "difference"
+    methods: Sequence[str] = ()
+    metrics: Sequence[str] = ()
+
+
+class Tested(NamedTuple):
+    """What the results say about a claim."""
+
+    outcome: Outcome
+    effect: Difference | None = None  # in the first setting
+    settings: int = 0  # settings where it was measured
+    beside: str = "-"  # the verdict in the settings that decide nothing
+    detail: str = ""
+
+
+def outcome(results: Results, claim: Claim, synthetic: Synthetic | None = None) -> Tested:
+    """The first setting decides; a setting with the opposite verdict makes a supported claim mixed."""
+    if claim.kind == "synthetic":
+        return _synthetic(claim, synthetic or {})
+    if claim.kind in ("dominated", "front", "no best"):
+        return _over_methods(results, claim)
+    every = {s: d for s in results.settings if (d := results.difference(s, claim.method, claim.against, claim.metric))}
+    found = {s: it for s, it in every.items() if s in results.deciding}
+    beside = ", ".join(f"{s}: {verdict}" for s, (_, verdict) in every.items() if s not in found) or "-"
+    if not found:
+        return Tested("not measured", beside=beside)
+    first = next(iter(found))
+    effect = found[first][0]
+    if claim.kind == "at most":
+        return Tested(_at_most(results, claim, first), effect, len(found), beside)
+    return Tested(_decided(results, claim, found), effect, len(found), beside)
+
+
+def _decided(results: Results, claim: Claim, found: Mapping[str, tuple[Difference, Verdict]]) -> Outcome:
+    holds = {"better", "not worse"} if claim.expect == "not worse" else {claim.expect}
+    verdicts = [verdict for _, verdict in found.values()]
+    if verdicts[0] in holds and claim.ratio is not None:
+        first, second = (results.measured(next(iter(found)), m, claim.metric) for m in (claim.method, claim.against))
+        if statistics.fmean(first.values()) < claim.ratio * statistics.fmean(second.values()):
+            return "undecided"
+    if verdicts[0] in holds:
+        return "mixed" if OPPOSITE[claim.expect] in verdicts else "supported"
+    if verdicts[0] == OPPOSITE[claim.expect]:
+        return "mixed" if any(v in holds for v in verdicts) else "refuted"
+    return "undecided"
+
+
+def _at_most(results: Results, claim: Claim, setting: str) -> Outcome:
+    """Whether the 95% interval of the ratio ends below the limit, or begins above it."""
+    first, second = (
+        {key: math.log2(value) for key, value in results.measured(setting, m, claim.metric).items()}
+        for m in (claim.method, claim.against)
+    )
+    it = paired(first, second, better=None)
+    if it is None or it.interval is None or claim.ratio is None:
+        return "undecided"
+    low, high = it.interval
+    limit = math.log2(claim.ratio)
+    return "supported" if high <= limit else "refuted" if low > limit else "undecided"
+
+
+def _over_methods(results: Results, claim: Claim) -> Tested:
+    """Claims about all of several methods, in the first setting that decides."""
+    setting = next(iter(results.deciding), None)
+    if setting is None:
+        return Tested("not measured")
+
+    def verdicts(method: str, other: str) -> list[Verdict] | None:
+        every = [results.difference(setting, method, other, metric) for metric in claim.metrics]
+        there = [it[1] for it in every if it is not None]
+        return there if len(there) == len(every) else None
+
+    if claim.kind == "no best":
+        return _no_best(results.methods(setting), verdicts)
+    found = {method: v for method in claim.methods if (v := verdicts(method, BASE)) is not None}
+    if not found:
+        return Tested("not measured")
+    enough = {"better"} if claim.kind == "dominated" else {"better", "not worse"}
+    wins = [method for method, v in found.items() if "better" in v and set(v) <= enough]
+    lost = all("worse" in v for v in found.values())
+    yes: Outcome = "supported" if claim.kind == "dominated" else "refuted"
+    no: Outcome = "refuted" if claim.kind == "dominated" else "supported"
+    return Tested(yes if wins else no if lost else "undecided", None, 1, detail=", ".join(wins))
+
+
+def _no_best(methods: Sequence[str], verdicts: Any) -> Tested:
+    found = {(a, b): v for a, b in permutations(methods, 2) if (v := verdicts(a, b)) is not None}
+    measured = [method for method in methods if sum(a == method for a, _ in found) >= 1]
+    if len(measured) < 2:
+        return Tested("not measured")
+    of = {method: [v for (a, _), some in found.items() if a == method for v in some] for method in measured}
+    best = [method for method, some in of.items() if set(some) <= {"better", "not worse"}]
+    lost = all("worse" in some for some in of.values())
+    return Tested("refuted" if best else "supported" if lost else "undecided", None, 1, detail=", ".join(best))
+
+
+def _synthetic(claim: Claim, synthetic: Synthetic) -> Tested:
+    """FVE on fresh samples of an SAE that was trained on a fixed set."""
+    for found in synthetic.values():
+        own = [sae for sae in found["saes"] if sae["label"] == claim.method]
+        if found["train"].get("samples") and own and claim.ratio is not None:
+            fresh, train = ([sae[name] for sae in own] for name in ("fve_heldout_threshold", "fve_train"))
+            means = statistics.fmean(fresh), statistics.fmean(train)
+            detail = f"FVE {means[0]:.4f} on fresh, {means[1]:.4f} on training samples, {len(own)} seeds"
+            reached = min(fresh) >= claim.ratio, max(fresh) < claim.ratio
+            return Tested("supported" if reached[0] else "refuted" if reached[1] else "mixed", None, 1, detail=detail)
+    return Tested("not measured")
+
+
+# ---- tables --------------------------------------------------------------------------------------------
+
+
+def combined(outcomes: Sequence[Outcome], needed: str = "all") -> Outcome:
+    """The outcome of a hypothesis from those of its comparisons: all of them, or most, must be supported."""
+    known = [it for it in outcomes if it != "not measured"]
+    if not known:
+        return "not measured"
+    least = len(outcomes) if needed == "all" else len(outcomes) // 2 + 1
+    yes, no = known.count("supported"), known.count("refuted")
+    if yes >= least:
+        return "supported"
+    if "mixed" in known or (yes and no):
+        return "mixed"
+    return "refuted" if no > len(outcomes) - least and no == len(known) else "undecided"
+
+
+def hypotheses(
+    results: Results, claims: Sequence[Claim], needed: Mapping[str, str], synthetic: Synthetic | None = None
+) -> dict[str, Outcome]:
+    """The outcome of each hypothesis, in order."""
+    found: dict[str, list[Outcome]] = {}
+    for claim in claims:
+        found.setdefault(claim.name, []).append(outcome(results, claim, synthetic).outcome)
+    return {name: combined(own, needed.get(name, "all")) for name, own in found.items()}
+
+
+def hypotheses_table(
+    results: Results, claims: Sequence[Claim], needed: Mapping[str, str], synthetic: Synthetic | None = None
+) -> Table:
+    """A row per hypothesis."""
+    columns = [Column("claim"), Column("", wide=True), Column("verdict"), Column("comparisons"), Column("supported")]
+    columns += [Column("refuted"), Column("not measured")]
+    rows: list[list[Cell]] = []
+    for name, verdict in hypotheses(results, claims, needed, synthetic).items():
+        own = [claim for claim in claims if claim.name == name]
+        each = [outcome(results, claim, synthetic).outcome for claim in own]
+        counts = [each.count(kind) for kind in ("supported", "refuted", "not measured")]
+        rows.append([name, own[0].text, verdict, len(own), *counts])
+    return Table(columns, rows, "hypotheses")
+
+
+def claims_table(results: Results, claims: Sequence[Claim], synthetic: Synthetic | None = None) -> Table:
+    """A row per comparison: outcome, effect in the first setting with its interval, MDD, seeds, and settings."""
+    columns = [Column("claim"), Column("", wide=True), Column("comparison"), Column("metric"), Column("outcome")]
+    columns += [Column("difference"), Column("MDD"), Column("seeds"), Column("settings"), Column("paper's recipe")]
+    rows: list[list[Cell]] = []
+    for claim in claims:
+        tested = outcome(results, claim, synthetic)
+        metric = METRICS[claim.metric] if claim.metric else None
+        title = metric.title if metric else ", ".join(METRICS[name].title for name in claim.metrics) or "FVE"
+        cells: list[Cell] = [tested.detail or "-", "-", "-"]
+        if tested.effect is not None and metric is not None:
+            it, digits = tested.effect, metric.digits
+            ends = "" if it.interval is None else f" ({' to '.join(form(end, digits) for end in it.interval)})"
+            cells = [form(it.mean, digits) + ends, form(it.detectable, digits), it.clusters[0]]
+        pair = f"{claim.method} against {claim.against}" if metric else claim.method or "all methods"
+        rows.append([claim.name, claim.text, pair, title, tested.outcome, *cells, tested.settings, tested.beside])
+    return Table(columns, rows, "claims", note="Differences of numbers of dense latents are log2 of the ratio.")
+
+
+def goal_table(
+    results: Results, methods: Sequence[str], baselines: Sequence[str], seeds: Sequence[int] | None = None
+) -> Table:
+    """Each method against each baseline in the goal's metrics, with p-values adjusted over all of these comparisons."""
+    columns = [Column("setting"), Column("method"), Column("against"), *(Column(METRICS[name].title) for name in GOAL)]
+    every = [(s, m, b) for s in results.deciding for m in methods for b in baselines if m != b]
+    found = {(*one, name): results.difference(*one, name, seeds=seeds) for one in every for name in GOAL}
+    known = {key: it[0].p_value for key, it in found.items() if it is not None and it[0].p_value is not None}
+    adjusted = dict(zip(known, holm([p for p in known.values() if p is not None]), strict=True))
+    rows: list[list[Cell]] = []
+    for one in every:
+        keys = [(*one, name) for name in GOAL]
+        cells = [(found[key], adjusted.get(key)) for key in keys]
+        if any(it is not None for it, _ in cells):
+            rows.append([*one, *("-" if it is None else f"{it[1]} (p = {form(p, 3)})" for it, p in cells)])
+    note = "p-values are adjusted by Holm's method over all comparisons of this table."
+    return Table(columns, rows, "goal" if seeds is None else "goal-fresh", note=note)
+
+
+def reached(results: Results, methods: Sequence[str], baselines: Sequence[str]) -> list[str]:
+    """The methods that reach the goal: nowhere worse or undecided against a baseline, better in two of the four."""
+    found = []
+    for method in methods:
+        ok = bool(results.deciding)
+        for setting in results.deciding:
+            better = dict.fromkeys(("fvu", "ce_recovered", "probing", "absorption"), True)
+            for base in (one for one in baselines if one in results.methods(setting)):
+                for metric in GOAL:
+                    it = results.difference(setting, method, base, metric)
+                    ok &= it is not None and it[1] in ("better", "not worse")
+                    better[metric.split("_")[0] if metric.startswith("probing") else metric] &= (
+                        it is not None and it[1] == "better"
+                    )
+            ok &= sum(better.values()) >= 2
+        found += [method] if ok else []
+    return found

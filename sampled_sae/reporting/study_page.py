@@ -1,0 +1,288 @@
+"""The page of a study: the answer, tables and figures.
+
+The page is Markdown. Text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the block of that name;
+the rest of the page is left as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sampled_sae.reporting.claims import (
+    Claim,
+    Synthetic,
+    claims_table,
+    goal_table,
+    hypotheses,
+    hypotheses_table,
+    reached,
+)
+from sampled_sae.reporting.figures import INK, base_figure
+from sampled_sae.reporting.study import BASE, GOAL, METRICS, UNEQUAL, Results, judged, leading
+from sampled_sae.reporting.tables import markdown
+from sampled_sae.utils.files import write_text
+from sampled_sae.utils.measures import Cell, Column, Stat, Table, form
+from sampled_sae.utils.paired import Key
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+FRESH = (3, 4)  # seeds that no choice has seen
+NOT_RUN = "Not run yet: there are no results."
+
+
+def summary_table(results: Results, setting: str) -> Table:
+    """A row per method: means over seeds with their range, and the number of seeds."""
+    used = [name for name in METRICS if any(results.measured(setting, m, name) for m in results.methods(setting))]
+    columns = [
+        Column("method"),
+        Column("learning rate"),
+        Column("seeds"),
+        *(Column(METRICS[n].title, METRICS[n].digits, METRICS[n].better) for n in used),
+    ]
+    rows: list[list[Cell]] = []
+    for method in results.methods(setting):
+        by_metric = [_by_seed(results.measured(setting, method, name)) for name in used]
+        stats = [Stat(statistics.fmean(v), min(v), max(v)) if v else None for v in by_metric]
+        rate = f"x {results.best(setting, method):g}"
+        rows.append([method, rate, max(map(len, by_metric), default=0), *stats])
+    note = "Mean over seeds, with the range. Learning rate: factor of the package's default."
+    return Table(columns, rows, f"summary-{setting}", note=note)
+
+
+def _by_seed(values: Mapping[Key, float]) -> list[float]:
+    """Means over datasets or letters, one per seed."""
+    seeds: dict[Any, list[float]] = {}
+    for key, value in values.items():
+        seeds.setdefault(key[0], []).append(value)
+    return [statistics.fmean(own) for own in seeds.values()]
+
+
+def difference_table(results: Results, setting: str, metric: str, base: str = BASE, **how: Any) -> Table:
+    """Each method against the base: paired difference, 95% interval, minimum detectable difference, verdict."""
+    digits = METRICS[metric].digits
+    columns = [Column("method"), Column("difference", digits), Column("95% interval"), Column("MDD", digits)]
+    columns += [Column("p", 4), Column("seeds"), Column("pairs"), Column("without one source"), Column("verdict")]
+    rows: list[list[Cell]] = []
+    marked = False
+    for method in results.methods(setting):
+        found = None if method == base else results.difference(setting, method, base, metric, **how)
+        if found is not None:
+            it, verdict = found
+            unequal = metric in ("fvu", "fvu_all") and results.unequal_l0(setting, method, base) > UNEQUAL
+            marked |= unequal
+            ends = "-" if it.interval is None else " to ".join(form(end, digits) for end in it.interval)
+            left = results.without_each(setting, method, base, metric, **how).values()
+            rest = f"{form(min(left), digits)} to {form(max(left), digits)}" if left else "-"
+            facts: list[Cell] = [it.mean, ends, it.detectable, it.p_value, it.clusters[0], it.pairs, rest]
+            rows.append([f"{method}*" if unequal else method, *facts, verdict])
+    side = "better" if METRICS[metric].better else "more"
+    note = f"{METRICS[metric].title} against {base}; positive: {side} than {base}."
+    note += " The difference is log2 of the ratio." if METRICS[metric].log else ""
+    if marked:
+        note += f" *: L0 on the report tokens differs by more than {UNEQUAL:.0%}; see FVU with matched L0."
+    if any(row[7] != "-" for row in rows):
+        note += " Without one source: the smallest and the largest difference when one source or letter is left out."
+    words = [setting, metric, *(f"{value:g}" if isinstance(value, float) else value for value in how.values())]
+    return Table(columns, rows, "-".join(["difference", *words]), note=note)
+
+
+def self_table(results: Results, setting: str, method: str = BASE) -> Table:
+    """The method against itself: verdicts where two of its seeds are compared with two others."""
+    columns = [Column("metric"), Column("comparisons"), Column("better or worse"), Column("not worse")]
+    columns += [Column("undecided"), Column("largest difference", 5)]
+    rows: list[list[Cell]] = []
+    for metric, how in METRICS.items():
+        values = results.measured(setting, method, metric)
+        seeds = sorted({key[0] for key in values})
+        verdicts, sizes = [], []
+        for first in combinations(seeds, 2):
+            for second in combinations([seed for seed in seeds if seed not in first], 2):
+                own, other = (_renumbered(values, two) for two in (first, second))
+                if (found := judged(own, other, how)) is not None:
+                    verdicts.append(found[1])
+                    sizes.append(abs(found[0].mean))
+        if verdicts:
+            decided = verdicts.count("better") + verdicts.count("worse")
+            counts = [verdicts.count("not worse"), verdicts.count("undecided")]
+            rows.append([how.title, len(verdicts), decided, *counts, max(sizes)])
+    note = f"{method} against itself: all ways to compare two of its seeds with two others. There is no difference."
+    return Table(columns, rows, f"self-{setting}", note=note)
+
+
+def _renumbered(values: Mapping[Key, float], seeds: Sequence[int]) -> dict[Key, float]:
+    """The values of some seeds, with their place among these as the seed: so other seeds can be paired with them."""
+    return {(seeds.index(key[0]), *key[1:]): value for key, value in values.items() if key[0] in seeds}
+
+
+def datasets_table(results: Results, setting: str, methods: Sequence[str], metric: str = "probing_5") -> Table:
+    """A row per dataset or letter: means over seeds of each method."""
+    units: dict[str, dict[str, list[float]]] = {}
+    for method in methods:
+        for (_, _, unit), value in results.measured(setting, method, metric).items():
+            units.setdefault(unit, {}).setdefault(method, []).append(value)
+    shown = [method for method in methods if any(method in own for own in units.values())]
+    columns = [Column("dataset"), *(Column(method, METRICS[metric].digits) for method in shown)]
+    rows: list[list[Cell]] = [
+        [unit, *(statistics.fmean(own[m]) if m in own else None for m in shown)] for unit, own in units.items()
+    ]
+    return Table(columns, rows, f"datasets-{setting}-{metric}", note=f"{METRICS[metric].title}: mean over seeds.")
+
+
+def synthetic_table(preset: str, found: Mapping[str, Any]) -> Table:
+    """A row per configuration of a synthetic experiment, mean over seeds."""
+    columns = [Column("SAE"), Column("seeds"), Column("FVE, training samples", 4), Column("FVE, fresh samples", 4)]
+    columns += [Column("not firing", 2), Column("recovered features")]
+    rows: list[list[Cell]] = []
+    for label in dict.fromkeys(sae["label"] for sae in found["saes"]):
+        own = [sae for sae in found["saes"] if sae["label"] == label]
+        means = [statistics.fmean(sae[n] for sae in own) for n in ("fve_train", "fve_heldout_threshold", "dead")]
+        names = own[0]["recovery"]
+        shares = "; ".join(f"{name} {statistics.fmean(sae['recovery'][name] for sae in own):.2f}" for name in names)
+        rows.append([label, len(own), *means, shares])
+    return Table(columns, rows, f"synthetic-{preset}", note="Fresh samples: at the inference threshold.")
+
+
+# ---- the answer ----------------------------------------------------------------------------------------
+
+
+def answer(
+    results: Results,
+    claims: Sequence[Claim],
+    needed: Mapping[str, str],
+    roles: Mapping[str, str],
+    synthetic: Synthetic | None = None,
+) -> str:
+    """Five lines: whether to use the family, what instead, what it costs, what is unproven, what was measured."""
+    if not results.settings:
+        return NOT_RUN
+    first = results.settings[0]
+    baselines = [name for name, role in roles.items() if role == "baseline"]
+    variants = [name for name in results.methods(first) if name not in baselines]
+    winners = reached(results, variants, baselines)
+    tested = [name for name in variants if any(results.difference(first, name, BASE, metric) for metric in GOAL)]
+    if winners:
+        use = f"Yes: {', '.join(winners)} reach the goal in {', '.join(results.deciding)}."
+    else:
+        use = f"Not shown: none of {len(tested)} variants reaches the goal in {', '.join(results.deciding)}."
+    outcomes = hypotheses(results, claims, needed, synthetic)
+    by = {kind: [name for name, it in outcomes.items() if it == kind] for kind in dict.fromkeys(outcomes.values())}
+    counted = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by.items())
+    seeds = sorted({row.run.seed for row in results.rows if row.measure == "core" and row.run.setting == first})
+    saes = len({row.run for row in results.rows if row.measure != "rate"})
+    return "\n".join(
+        [
+            f"1. **Should I use Sampled-SAE?** {use}",
+            f"2. **Which method instead?** {_best_method(results, first)}",
+            f"3. **What does it cost?** {_cost(results, first)}",
+            f"4. **Which claims of the paper hold?** {counted}.",
+            f"5. **What is this based on?** {saes} SAEs in {', '.join(results.settings)}; seeds in {first}: "
+            f"{', '.join(map(str, seeds)) or 'none'}. Everything else of the protocol was not run yet or is undecided.",
+        ]
+    )
+
+
+def _best_method(results: Results, setting: str) -> str:
+    """The method of the best mean rank over the goal's metrics, all seeds."""
+    ranks: dict[str, list[int]] = {}
+    for metric in GOAL:
+        every = {method: results.measured(setting, method, metric) for method in results.methods(setting)}
+        means = {method: statistics.fmean(values.values()) for method, values in every.items() if values}
+        order = sorted(means, key=means.__getitem__, reverse=METRICS[metric].better == "high")
+        for rank, method in enumerate(order, start=1):
+            ranks.setdefault(method, []).append(rank)
+    full = [method for method, own in ranks.items() if len(own) == len(GOAL)]
+    if not full:
+        return "Undecided: no method has all of the goal's metrics yet."
+    best = sorted(full, key=lambda method: statistics.fmean(ranks[method]))[:3]
+    shown = ", ".join(f"{method} ({statistics.fmean(ranks[method]):.1f})" for method in best)
+    return f"By mean rank over FVU, CE loss recovered, probing (k = 1, 5) and absorption in {setting}: {shown}."
+
+
+def _cost(results: Results, setting: str) -> str:
+    """Training time beside the base's."""
+    seconds: dict[str, list[float]] = {}
+    for row in results.rows:
+        if row.run.setting == setting and row.measure == "core" and "seconds" in row.values:
+            seconds.setdefault(row.run.method, []).append(row.values["seconds"])
+    if BASE not in seconds:
+        return "Not measured yet."
+    base = statistics.median(seconds[BASE])
+    ratios = {method: statistics.median(own) / base for method, own in seconds.items() if method != BASE}
+    ends = f"; others take {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times as long" if ratios else ""
+    return f"{BASE} trains in {base:.1f} s{ends}."
+
+
+# ---- the page ------------------------------------------------------------------------------------------
+
+
+def tables(
+    results: Results,
+    claims: Sequence[Claim],
+    roles: Mapping[str, str],
+    needed: Mapping[str, str] | None = None,
+    synthetic: Synthetic | None = None,
+) -> Iterator[Table]:
+    """All tables of the page."""
+    yield hypotheses_table(results, claims, needed or {}, synthetic)
+    yield claims_table(results, claims, synthetic)
+    baselines = [name for name, role in roles.items() if role == "baseline"]
+    leaders = leading(results.rows, roles)
+    yield goal_table(results, leaders, baselines)
+    yield goal_table(results, leaders, baselines, seeds=FRESH)
+    for setting in results.settings:
+        yield summary_table(results, setting)
+        yield from (datasets_table(results, setting, [*baselines, *leaders], m) for m in ("probing_1", "probing_5"))
+        asked: list[tuple[str, dict[str, Any]]] = [(metric, {}) for metric in METRICS]
+        asked += [(metric, {"measure": "finalists"}) for metric in ("probing_1", "probing_5")]
+        asked += [("absorption", {"factor": 1.0})]  # at the common learning rate
+        for metric, how in asked:
+            yield difference_table(results, setting, metric, **how)
+        yield self_table(results, setting)
+    for preset, found in (synthetic or {}).items():
+        yield synthetic_table(preset, found)
+
+
+def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.Figure | None:
+    """Paired differences to the base with their 95% intervals; None where no method has an interval."""
+    found = [
+        (m, d[0]) for m in results.methods(setting) if m != base and (d := results.difference(setting, m, base, metric))
+    ]
+    shown = [(method, it) for method, it in found if it.interval is not None]
+    if not shown:
+        return None
+    names, differences = [method for method, _ in shown], [it for _, it in shown]
+    side = "better" if METRICS[metric].better else "more"
+    title = f"{METRICS[metric].title}: difference to {base} (right: {side})"
+    figure = base_figure(60 + 24 * len(names), {"title": {"text": title}}, {"autorange": "reversed"}, {"r": 16})
+    half = [(it.interval[1] - it.interval[0]) / 2 for it in differences if it.interval is not None]
+    bars = {"type": "data", "array": half, "color": INK, "thickness": 1.5}
+    marks = {"color": INK, "size": 8}
+    figure.add_scatter(x=[it.mean for it in differences], y=names, mode="markers", marker=marks, error_x=bars)
+    figure.add_vline(x=0, line={"color": INK, "width": 1})
+    return figure
+
+
+def fill_page(path: Path, made: Sequence[Table | tuple[str, str]]) -> list[str]:
+    """Replace the blocks of a page, and add those that it lacks; returns the names that were added.
+
+    A block is a table, or a name and Markdown. Empty tables are left out, or emptied where the page has a block.
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
+    added: list[str] = []
+    for one in made:
+        name, content = (one.name, markdown(one) if one.rows else NOT_RUN + "\n") if isinstance(one, Table) else one
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        block = f"{begin}\n\n{content.rstrip()}\n\n{end}"
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+        if pattern.search(text):
+            text = pattern.sub(lambda _, block=block: block, text)  # type: ignore[misc]
+        elif not (isinstance(one, Table) and not one.rows):
+            text, added = f"{text.rstrip()}\n\n{block}\n", [*added, name]
+    write_text(path, text)
+    return added
