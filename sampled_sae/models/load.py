@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch import nn
 from sampled_sae.config import require
 from sampled_sae.hooks import check_layer, find_blocks, text_config
 from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.models.llama import read_llama, read_shape
 from sampled_sae.utils.cost import Shape
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.system import usable_device
@@ -48,6 +51,9 @@ def load_model(
     place = usable_device(device)
     transformers = package("transformers")
     source = _find(str(model))
+    default = torch.bfloat16 if place.type == "cuda" else torch.float32
+    if (found := _read_llama(transformers, source, layers, dtype or default)) is not None:
+        return LanguageModel(_move(found[0], place, source.name), found[1], source.name)
     # Downloads show their bars.
     with quiet(bars=not source.local), _parsed_once(source):
         config = _read_config(transformers, source)
@@ -55,7 +61,6 @@ def load_model(
         for layer in layers if isinstance(count, int) else ():
             check_layer(layer, count, source.name)
         tokenizer = _read_tokenizer(transformers, source)
-        default = torch.bfloat16 if place.type == "cuda" else torch.float32
         weights = _read_weights(transformers, source, config, dtype or default)
     bos = None if source.gguf is None else gguf_bos(Path(source.where) / source.gguf)
     return LanguageModel(_move(weights, place, source.name), tokenizer, source.name, bos)
@@ -169,9 +174,39 @@ def _read_config(transformers: Any, source: Source) -> Any:
     return config
 
 
-def _read_tokenizer(transformers: Any, source: Source) -> Any:
+def _read_llama(
+    transformers: Any, source: Source, layers: Sequence[Any], dtype: torch.dtype
+) -> tuple[nn.Module, Any] | None:
+    """A model of the Llama family in a folder and its tokenizer, without what transformers needs to run models."""
+    folder = Path(source.where)
+    shape = read_shape(folder) if source.local and source.gguf is None else None
+    if shape is None:
+        return None
+    for layer in layers:
+        check_layer(layer, shape.num_hidden_layers, source.name)
+    with ThreadPoolExecutor(1) as pool, quiet():
+        weights = pool.submit(read_llama, folder, shape, dtype)
+        tokenizer = _read_tokenizer(transformers, source, _plain_tokenizer(folder))
+        made = weights.result()
+    return None if made is None else (made, tokenizer)
+
+
+def _plain_tokenizer(folder: Path) -> str:
+    """The name of the class that reads the tokenizer in a folder; where it is a tokenizer.json and no more, that of
+    transformers' common one: to find out about others, AutoTokenizer imports every kind of model."""
+    with suppress(OSError, ValueError, AttributeError):
+        content = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        if content.get("tokenizer_class") in PLAIN_TOKENIZERS and "auto_map" not in content:
+            return "PreTrainedTokenizerFast"
+    return "AutoTokenizer"
+
+
+PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+def _read_tokenizer(transformers: Any, source: Source, kind: str = "AutoTokenizer") -> Any:
     with _reading(source):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source.where, **source.options)
+        tokenizer = getattr(transformers, kind).from_pretrained(source.where, **source.options)
     # Without its files transformers may make up one without words.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise UserError(f"model = {source.name!r}: there is no tokenizer beside it (tokenizer.json)")

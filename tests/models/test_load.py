@@ -10,11 +10,13 @@ import transformers
 from torch import nn
 
 from sampled_sae.models.language_model import adds_bos
+from sampled_sae.models.llama import Llama
 from sampled_sae.models.load import gguf_bos, load_model
 from sampled_sae.utils.errors import UserError
 from tests.models.tiny_models import (
     CONTEXT,
     FAMILIES,
+    GROUPED,
     LAYERS,
     PATHS,
     WIDTH,
@@ -329,3 +331,37 @@ def test_transformers_is_as_talkative_after_loading_as_before(saved):
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     load_model(saved["gpt2"], "cpu")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+# ---- models of the Llama family -------------------------------------------------------------------
+
+
+def test_a_llama_is_run_without_transformers_unless_something_is_unusual(saved, tmp_path):
+    assert isinstance(load_model(saved["llama"], "cpu").model, Llama)
+    stretched = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+    unusual = {"rope_parameters": stretched, "rope_scaling": stretched, "hidden_act": "gelu"}
+    for name, value in unusual.items():
+        (tmp_path / name).mkdir()
+        folder = copied(saved["llama"], tmp_path / name, **{name: value})
+        assert not isinstance(load_model(folder, "cpu").model, Llama)
+
+
+@pytest.mark.parametrize("settings", [{"tie_word_embeddings": True}, {"attention_bias": True, "mlp_bias": True}])
+def test_kinds_of_llama(tmp_path, tokens, settings):
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED, **settings)).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    lm = load_model(save(model, tmp_path), "cpu")
+    assert isinstance(lm.model, Llama)
+    assert torch.equal(lm.logits(tokens), truth(model, tokens)[1])
+    assert lm.bytes == sum(weight.nbytes for weight in model.parameters())
+
+
+def test_a_llama_generates_with_the_hooks_that_it_has(saved):
+    lm = load_model(saved["llama"], "cpu")
+    plain = lm.generate("the", max_new_tokens=5)
+    handle = lm.blocks[1].register_forward_hook(lambda *seen: torch.zeros_like(seen[2]))
+    silenced = lm.generate("the", max_new_tokens=5)
+    handle.remove()
+    assert silenced != plain == lm.generate("the", max_new_tokens=5)
