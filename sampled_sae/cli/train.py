@@ -74,8 +74,8 @@ class Train:
     """Root mean square norm that inputs are scaled to in training; saved SAEs take raw activations."""
     log_every: int = 50
     """Steps between two lines of the log."""
-    checkpoint_every: int = 1000
-    """Steps between two checkpoints."""
+    checkpoint_every: int | None = None
+    """Steps between two checkpoints; none means 1,000, and a minute at least."""
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Send the log there too."""
     resume: bool = False

@@ -52,7 +52,10 @@ class Recorder:
 
     def _record(self, key: Hashable, part: Callable[[], Any]) -> Any:
         torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()  # what the warm-up held is needed for the recording's own memory
+        # What the warm-up held is needed for the recording's own memory. Later ones share that of the first, and others
+        # on this GPU, such as a harvest, would have to ask for theirs anew.
+        if not self.graphs or torch.cuda.mem_get_info(self.device)[0] < torch.cuda.memory_reserved(self.device):
+            torch.cuda.empty_cache()
         if self.memory is None:
             self.memory = _memories.setdefault(self.device, _Memory())
         graph = torch.cuda.CUDAGraph()

@@ -54,6 +54,7 @@ def read_shape(folder: Path) -> LlamaShape | None:
             content.get("model_type") == "llama"
             and content.get("architectures", ["LlamaForCausalLM"]) == ["LlamaForCausalLM"]
             and content.get("hidden_act", "silu") == "silu"
+            and isinstance(content.get("num_hidden_layers", 1), int)
             and all(rope.get("rope_type", rope.get("type", "default")) == "default" for rope in ropes)
             and not {"auto_map", "quantization_config"} & content.keys()
         )

@@ -122,8 +122,8 @@ class SweepConfig(Config):
     """Tokens kept out of training to measure the input's scale and to calibrate the threshold."""
     log_every: Positive = 50
     """Steps between two lines of the log."""
-    checkpoint_every: Positive = 1000
-    """Steps between two checkpoints."""
+    checkpoint_every: Positive | None = None
+    """Steps between two checkpoints; none means 1,000, and a minute at least."""
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Further destinations of the log."""
     source: Source = field(default_factory=Source)

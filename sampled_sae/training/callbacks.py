@@ -17,10 +17,11 @@ from torch import Tensor
 from sampled_sae.config import versioned
 from sampled_sae.sae import SAE
 from sampled_sae.training.learner import Learner, Stats
-from sampled_sae.training.run import Callback, Run
+from sampled_sae.training.run import CHECKPOINT_SECONDS, CHECKPOINT_STEPS, Callback, Run
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import parse_json, write_text, writing
 from sampled_sae.utils.progress import Progress, show
+from sampled_sae.utils.ranks import number_of_ranks
 from sampled_sae.utils.third_party import install
 
 
@@ -118,12 +119,22 @@ LOGS: dict[str, Callable[[Path], Log]] = {"tensorboard": TensorBoard, "wandb": W
 
 
 class Checkpoints(Callback):
-    """A checkpoint every `checkpoint_every` steps and after the last."""
+    """A checkpoint every `checkpoint_every` steps and after the last; if that is unset, none soon after another."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
 
     def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
-        due = (step + 1) % run.shared.checkpoint_every == 0 or step + 1 == run.shared.steps
-        if due and learner is run.learners[-1]:
-            run.save_checkpoint(step + 1)
+        every = run.shared.checkpoint_every
+        due = (step + 1) % (every or CHECKPOINT_STEPS) == 0 or step + 1 == run.shared.steps
+        if not due or learner is not run.learners[-1]:
+            return
+        # Several ranks must agree, and their clocks do not.
+        if every is None and number_of_ranks() == 1 and time.monotonic() - self.last < CHECKPOINT_SECONDS:
+            run.check_weights(step + 1)
+            return
+        run.save_checkpoint(step + 1)
+        self.last = time.monotonic()
 
 
 class ProgressBar(Callback):

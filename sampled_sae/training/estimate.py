@@ -13,7 +13,7 @@ from sampled_sae import kernels
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.training import memory
 from sampled_sae.training.checkpoint import KEEP
-from sampled_sae.training.run import TrainConfig
+from sampled_sae.training.run import CHECKPOINT_STEPS, TrainConfig
 from sampled_sae.utils.cost import SPEEDS, Shape, Workload, product_speed
 from sampled_sae.utils.progress import clock
 from sampled_sae.utils.system import available, readable
@@ -64,7 +64,7 @@ def needed(
         need += reading.itemsize * (shape.blocks * shape.block_weights + 2 * shape.width * shape.vocabulary)
     weights = streams * sum(4 * (2 * config.d_sae * d_in + config.d_sae + d_in) for config in configs)
     # Weights and Adam's two moments; the newest ones and the one that is being written.
-    checkpoints = 3 * weights * min(KEEP + 1, -(-steps // shared.checkpoint_every))
+    checkpoints = 3 * weights * min(KEEP + 1, -(-steps // (shared.checkpoint_every or CHECKPOINT_STEPS)))
     return Needed(trained, read, need, weights, checkpoints)
 
 

@@ -43,8 +43,8 @@ class TrainConfig(Config):
     """Tokens kept out of training to measure c and to calibrate the threshold; at most a tenth of a tensor."""
     log_every: Positive = 50
     """Steps between two lines of the log."""
-    checkpoint_every: Positive = 1000
-    """Steps between two checkpoints."""
+    checkpoint_every: Positive | None = None
+    """Steps between two checkpoints; none means 1,000, and a minute at least."""
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where else the log goes."""
     extends: Count = 0
@@ -74,6 +74,8 @@ class Callback:
         """Always called once a run has begun; None if it stopped early."""
 
 
+CHECKPOINT_STEPS, CHECKPOINT_SECONDS = 1000, 60.0
+"""Least steps and seconds between two checkpoints if no number of steps is set: they cost more than what they save."""
 FREE = ("log_every", "checkpoint_every", "log_to")
 """Settings that may change when a run is resumed."""
 HOW = "resume (--resume, in Python resume=True)"
@@ -312,6 +314,13 @@ class Run:
 
     # ---- checkpoints and end ------------------------------------------------------------------------
 
+    def check_weights(self, step: int) -> None:
+        """Raise if the weights after `step` steps, or a batch before, are not finite."""
+        self._check_overflow()
+        for learner in self.learners:
+            if not all(bool(torch.isfinite(weight).all()) for weight in learner.weights):
+                raise self._diverged(learner, "the weights are no longer finite", step)
+
     def save_checkpoint(self, step: int) -> None:
         """Write a checkpoint of `step` complete steps, if there is a folder; non-finite weights are an error.
 
@@ -320,10 +329,7 @@ class Run:
         self._written()
         if self.saved_step == step:
             return
-        self._check_overflow()
-        for learner in self.learners:
-            if not all(bool(torch.isfinite(weight).all()) for weight in learner.weights):
-                raise self._diverged(learner, "the weights are no longer finite", step)
+        self.check_weights(step)
         if self._writer is None:
             return
         states = {str(learner.config.name): learner.state() for learner in self.learners}

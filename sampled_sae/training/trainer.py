@@ -25,7 +25,7 @@ from sampled_sae.utils import system
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.files import alone_in, check_writable, make_folder, remove_leftovers
 from sampled_sae.utils.progress import say
-from sampled_sae.utils.system import listening, usable_device
+from sampled_sae.utils.system import listening, switching_often, usable_device
 
 PLAN = "passes.json"
 USED = 0.9
@@ -67,6 +67,8 @@ class Trainer:
                 run.callbacks = [*of_run(run), *self.callbacks]
                 for callback in run.callbacks:
                     ends.callback(lambda callback, run: callback.on_end(run, run.saes), callback, run)
+            if any(run.device.type == "cuda" for run in runs):
+                ends.enter_context(switching_often())
             with listening(chained=False) as interrupted:  # the step in progress ends first
                 while (step := min(run.step for run in runs)) < runs[0].shared.steps:
                     for run in runs:

@@ -6,7 +6,6 @@ from sampled_sae.kernels.blocks import gated, rms_norm, rotate
 from sampled_sae.models.llama import RMSNorm, angles, rotated
 from tests.kernels.test_path import DEVICE
 
-
 CLOSE = {"rtol": 0.03, "atol": 0.03}
 
 

@@ -1,7 +1,9 @@
 import pytest
 
 import sampled_sae as ss
+from sampled_sae.training import callbacks
 from sampled_sae.training.callbacks import Callback, JsonLines, read_log
+from sampled_sae.training.run import Run
 from sampled_sae.utils.errors import UserError
 from tests.small_runs import QUIET
 
@@ -99,6 +101,20 @@ def test_callbacks_are_called_in_order(activations, tmp_path):
         *(batch[3], ("step", 3, "a", 4.0), ("checkpoint", 4, "step-000000004"), ("step", 3, "b", 4.0)),
         ("end", 2),
     ]
+
+
+@pytest.mark.parametrize(("seconds", "wanted"), [(0.0, [2, 4, 5]), (3600.0, [])])
+def test_checkpoints_are_not_written_soon_after_one_another_unless_asked_for(
+    seconds, wanted, activations, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(callbacks, "CHECKPOINT_STEPS", 2)
+    monkeypatch.setattr(callbacks, "CHECKPOINT_SECONDS", seconds)
+    checked = []
+    monkeypatch.setattr(Run, "check_weights", lambda run, step: checked.append(step))
+    seen = Recorder()
+    ss.train(activations, ss.batchtopk(48, 4), steps=5, out=tmp_path, callbacks=[seen], **QUIET)
+    assert [event[1] for event in seen.events if event[0] == "checkpoint"] == wanted
+    assert checked == [2, 4, 5]
 
 
 def test_the_end_is_reported_of_a_run_that_stops_early(activations, tmp_path):
