@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sampled_sae.kernels.encoder import OUT_DTYPE, product, rows_of
+from sampled_sae.kernels.encoder import OUT_DTYPE, product
 from sampled_sae.kernels.select import cut_into_blocks, cut_rows
 from sampled_sae.method.config import AuxKConfig
 from sampled_sae.method.parameters import Parameters
@@ -65,14 +65,14 @@ class DeadPass:
         self.copies, self.config, self.d = copies, config, len(weights.b_dec)
         self.stream = _second_stream(copies.x.device) if BESIDE else None
         with self._beside():
-            m = len(weights.b_enc)
-            self.any = dead[0] < m
-            self.enc, self.dec = rows_of(copies.W_enc, dead), rows_of(copies.W_dec, dead)
-            bias = torch.where(dead < m, weights.b_enc[dead.clamp_max(m - 1)], -torch.inf).to(copies.x.dtype)
-            # Codes and their gradients, side by side for the two products that take both.
-            self.both = torch.empty(2, len(copies.x), len(dead), dtype=copies.x.dtype, device=copies.x.device)
-            torch.addmm(bias, copies.x, self.enc.T, out=self.both[0])
+            x, self.dead = copies.x, dead
+            self.enc, self.dec, bias = take_latents(copies, weights.b_enc, dead)
+            # Codes and their gradients, and what these are multiplied by, side by side for one product of both.
+            self.both = x.new_empty(2, len(x), len(dead))
+            self.sides = x.new_empty(2, *x.shape)
+            torch.addmm(bias, x, self.enc.T, out=self.both[0])
             keep_largest_of_rows_(self.both[0], config.latents(self.d))
+            self.sides[1].copy_(x)
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -88,12 +88,12 @@ class DeadPass:
         """`out` [B, stride] 16-bit is `scale` times the error of the reconstruction, `total` [stride] its sum over the
         tokens: compute the rest."""
         with self._beside():
-            f, on_f = self.both
-            share = torch.where(self.any, inverse_spread(out, total, scale, self.d), 0)
-            after, squares = remaining_error(out, scale, product(f, self.dec), -2 * self.config.alpha * share, self.d)
+            (f, on_f), (after, _) = self.both, self.sides
+            share = loss_share(out, total, scale, self.d, self.dead, len(self.copies.W_enc), self.config.alpha)
+            losses = remaining_error_(after, out, scale, product(f, self.dec), share, self.d)
             torch.mm(after, self.dec.T, out=on_f)
-            self.loss = squares * share
-            self.rows = latent_rows(f, on_f, after, self.copies.x, self.enc, self.d, self.both)
+            self.rows = latent_rows(self.both, self.sides, self.enc, self.d)
+            self.loss = losses.sum()
 
     def join(self) -> tuple[LatentRows, Tensor]:
         """Gradients of the dead latents, and AuxK's loss; what is launched from here on waits for them."""
@@ -102,19 +102,20 @@ class DeadPass:
         return self.rows, self.loss
 
 
-def latent_rows(
-    f: Tensor, on_f: Tensor, out: Tensor, x: Tensor, enc: Tensor, d: int, both: Tensor | None = None
-) -> LatentRows:
+Pair = Tensor | tuple[Tensor, Tensor]
+"""Two matrices of a shape; as one tensor where they lie together, so that one product takes both."""
+
+
+def latent_rows(both: Pair, sides: Pair, enc: Tensor, d: int) -> LatentRows:
     """Gradients of n latents, from their codes [B, n] and the gradients of these (set to 0 where a code is), the
-    gradient of the reconstruction and the batch [B, stride], encoder rows [n, stride]. `both` [2, B, n] holds the first
-    two, if they lie together: two products at once fill a GPU better.
-    """
+    gradient of the reconstruction and the batch [B, stride], encoder rows [n, stride]."""
+    (f, on_f), (out, x) = both, sides
     bias = mask_(on_f, f)
-    if both is not None and both.is_cuda and TOGETHER:
-        W_dec, W_enc = torch.bmm(both.transpose(1, 2), torch.stack([out, x]), out_dtype=torch.float32)
+    if isinstance(both, Tensor) and isinstance(sides, Tensor) and both.is_cuda and TOGETHER:
+        W_dec, W_enc = torch.bmm(both.transpose(1, 2), sides, out_dtype=torch.float32)
     else:
         W_dec, W_enc = product(f.T, out), product(on_f.T, x)
-    return LatentRows(W_enc, W_dec, bias, product(bias.to(enc.dtype)[None], enc)[0, :d])
+    return LatentRows(W_enc, W_dec, bias, weighted_sum(bias, enc)[:d])
 
 
 TOGETHER = OUT_DTYPE
@@ -151,6 +152,47 @@ def slots(latents: int, m: int) -> int:
     """Room for so many dead latents of m: one of a few lengths, each of which a step is recorded for."""
     step = max(16, m // 256, 2 ** (latents.bit_length() - 4) if latents >= 16 else 1)
     return -(-latents // step) * step
+
+
+@triton.jit
+def _take(W_enc, W_dec, b_enc, latents, enc, dec, bias, m, stride, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64)
+    j = tl.load(latents + i)
+    row = tl.minimum(j, m - 1)
+    c = tl.arange(0, BLOCK)
+    tl.store(enc + i * stride + c, tl.load(W_enc + row * stride + c, mask=c < stride), mask=c < stride)
+    tl.store(dec + i * stride + c, tl.load(W_dec + row * stride + c, mask=c < stride), mask=c < stride)
+    tl.store(bias + i, tl.where(j < m, tl.load(b_enc + row), float("-inf")).to(bias.dtype.element_ty))
+
+
+def take_latents(copies: Copies, b_enc: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Encoder rows, decoder rows [n, stride] and biases [n] of some latents [n] in 16 bits; the bias is -inf for m."""
+    (m, stride), n = copies.W_enc.shape, len(latents)
+    enc, dec, bias = copies.x.new_empty(n, stride), copies.x.new_empty(n, stride), copies.x.new_empty(n)
+    block = triton.next_power_of_2(stride)
+    _take[(n,)](copies.W_enc, copies.W_dec, b_enc, latents, enc, dec, bias, m, stride, BLOCK=block, num_warps=4)
+    return enc, dec, bias
+
+
+@triton.jit
+def _weigh(weights, rows, sums, n, stride, EACH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, EACH, ROWS):
+        i = tl.program_id(0) * EACH + first + tl.arange(0, ROWS)
+        inside = (i < n)[:, None] & (c < stride)[None, :]
+        value = tl.load(rows + i.to(tl.int64)[:, None] * stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        total += tl.sum(value * tl.load(weights + i, mask=i < n, other=0.0)[:, None], axis=0)
+    tl.store(sums + tl.program_id(0) * stride + c, total, mask=c < stride)
+
+
+def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
+    """weights [n] and 16-bit rows [n, stride] -> the sum of the rows times their weights [stride] float32."""
+    n, stride = rows.shape
+    sums = torch.empty(triton.cdiv(n, 64), stride, device=rows.device)
+    grid = (len(sums), triton.cdiv(stride, BLOCK))
+    _weigh[grid](weights, rows, sums, n, stride, EACH=64, ROWS=16, BLOCK=BLOCK, num_warps=WARPS)
+    return sums.sum(0)
 
 
 # ---- codes ----------------------------------------------------------------------------------------------
@@ -246,34 +288,47 @@ def counts(f: Tensor) -> Tensor:
 
 
 @triton.jit
-def _spread(out, mean, squares, tokens, d, row, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _spread(out, total_error, squares, tokens, d, row, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     total = tl.zeros([ROWS], tl.float32)
     for first in range(0, d, BLOCK):
         c = first + tl.arange(0, BLOCK)
         inside = (t < tokens)[:, None] & (c < d)[None, :]
         value = tl.load(out + t.to(tl.int64)[:, None] * row + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        off = tl.where(inside, value - tl.load(mean + c, mask=c < d, other=0.0)[None, :], 0.0)
+        mean = tl.load(total_error + c, mask=c < d, other=0.0) / tokens
+        off = tl.where(inside, value - mean[None, :], 0.0)
         total += tl.sum(off * off, axis=1)
     tl.store(squares + tl.program_id(0), tl.sum(total))
 
 
-def inverse_spread(out: Tensor, total: Tensor, scale: float, d: int) -> Tensor:
-    """out [B, stride] = `scale` times the error, its sum over the tokens [stride] -> 1 over the error's sum of squares
-    around its mean; 0 for 1 / 0."""
-    tokens = len(out)
-    mean = total / tokens
+@triton.jit
+def _share(squares, dead, share, parts, m, scale_squared, on_error, BLOCK: tl.constexpr):
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, parts, BLOCK):
+        c = first + tl.arange(0, BLOCK)
+        total += tl.load(squares + c, mask=c < parts, other=0.0)
+    spread = tl.sum(total) / scale_squared
+    explains = (spread > 0) & (tl.load(dead) < m)  # nothing to explain counts as 0, and so does nobody to explain it
+    inverse = tl.where(explains, 1 / tl.where(explains, spread, 1.0), 0.0)
+    tl.store(share, inverse)
+    tl.store(share + 1, on_error * inverse)
+
+
+def loss_share(out: Tensor, total: Tensor, scale: float, d: int, dead: Tensor, m: int, alpha: float) -> Tensor:
+    """out [B, stride] = `scale` times the error, its sum over the tokens [stride], the dead latents [n] (m: an empty
+    slot) -> [2]: 1 over the error's sum of squares around its mean, and -2 `alpha` times that; 0 for 1 / 0."""
+    tokens, share = len(out), torch.empty(2, device=out.device)
     squares = torch.empty(triton.cdiv(tokens, ROWS), device=out.device)
-    _spread[(len(squares),)](out, mean, squares, tokens, d, out.stride(0), ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS)
-    spread = squares.sum() / scale**2
-    return torch.where(spread > 0, 1 / spread, 0)  # nothing to explain counts as 0
+    _spread[(len(squares),)](out, total, squares, tokens, d, out.stride(0), ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS)
+    _share[(1,)](squares, dead, share, len(squares), m, scale**2, -2 * alpha, BLOCK=1024, num_warps=4)
+    return share
 
 
 @triton.jit
-def _remaining(out, decoded, factor, after, squares, tokens, d, row, stride, scale,
+def _remaining(out, decoded, share, after, losses, tokens, d, row, stride, scale,
                ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    by = tl.load(factor)
+    by = tl.load(share + 1)
     total = tl.zeros([ROWS], tl.float32)
     for first in range(0, stride, BLOCK):
         c = first + tl.arange(0, BLOCK)
@@ -283,18 +338,18 @@ def _remaining(out, decoded, factor, after, squares, tokens, d, row, stride, sca
         left = error - tl.load(decoded + at, mask=inside, other=0.0)
         tl.store(after + at, (left * by).to(after.dtype.element_ty), mask=(t < tokens)[:, None] & (c < stride)[None, :])
         total += tl.sum(left * left, axis=1)
-    tl.store(squares + tl.program_id(0), tl.sum(total))
+    tl.store(losses + tl.program_id(0), tl.sum(total) * tl.load(share))
 
 
-def remaining_error(out: Tensor, scale: float, decoded: Tensor, factor: Tensor, d: int) -> tuple[Tensor, Tensor]:
-    """out [B, stride] = `scale` times the error, what the dead latents explain of it [B, stride] float32 -> what they
-    leave, times `factor` [], [B, stride] 16-bit; and the sum of its squares before [].
+def remaining_error_(after: Tensor, out: Tensor, scale: float, decoded: Tensor, share: Tensor, d: int) -> Tensor:
+    """out [B, stride] = `scale` times the error, what the dead latents explain of it [B, stride] float32, `share` [2]
+    -> `after` [B, stride] 16-bit becomes what they leave, times share[1]. Returns parts of the loss: the sums of its
+    squares before, times share[0].
     """
     tokens, stride = out.shape
-    after = torch.empty(tokens, stride, dtype=out.dtype, device=out.device)
-    squares = torch.empty(triton.cdiv(tokens, ROWS), device=out.device)
-    _remaining[(len(squares),)](
-        out, decoded, factor, after, squares, tokens, d, out.stride(0), stride, scale,
+    losses = torch.empty(triton.cdiv(tokens, ROWS), device=out.device)
+    _remaining[(len(losses),)](
+        out, decoded, share, after, losses, tokens, d, out.stride(0), stride, scale,
         ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
-    return after, squares.sum()
+    return losses

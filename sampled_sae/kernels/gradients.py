@@ -19,7 +19,7 @@ from sampled_sae.method.selection import Outcome
 
 
 @triton.jit
-def _put_rows(from_enc, from_dec, W_dec, latents, first, to_enc, to_dec, slot, energy, m, d, stride,
+def _put_rows(from_enc, from_dec, bias, W_dec, latents, first, to_enc, to_dec, slot, b_enc, energy, m, d, stride,
               BLOCK: tl.constexpr):  # fmt: skip
     i = tl.program_id(0).to(tl.int64)
     j = tl.load(latents + i)
@@ -34,24 +34,24 @@ def _put_rows(from_enc, from_dec, W_dec, latents, first, to_enc, to_dec, slot, e
         tl.store(to_enc + to * d + c, on_enc, mask=inside)
         tl.store(to_dec + to * d + c, on_dec, mask=inside)
         tl.store(slot + j, to.to(tl.int32))
-        square = tl.sum(on_enc * on_enc) + tl.sum(on_dec * on_dec) - along * along
+        on_bias = tl.load(bias + i)
+        tl.store(b_enc + j, on_bias)
+        square = tl.sum(on_enc * on_enc) + tl.sum(on_dec * on_dec) - along * along + on_bias * on_bias
     tl.store(energy + i, square)
 
 
-def put_rows_(
-    rows: tuple[Tensor, Tensor], W_dec: Tensor, latents: Tensor, into: tuple[Tensor, Tensor], slot: Tensor, first: int
-) -> Tensor:
-    """Put gradient rows [n, stride] of the latents [n] (m: an empty slot) into matrices [*, d], their rows into `slot`.
+def put_rows_(found: LatentRows, W_dec: Tensor, latents: Tensor, into: Rows, first: int) -> Tensor:
+    """Put the gradients of the latents [n] (m: an empty slot) among others, which have none of these latents.
 
-    They come one after the other from row `first` on, or each into its latent's own row if `first` is negative.
+    Their rows come one after the other from row `first` on, or each is its latent's own row if `first` is negative.
     Returns their squared norm without the decoder's part along its unit rows W_dec [m, d].
     """
     m, d = W_dec.shape
-    energy = torch.empty(len(latents), device=slot.device)
+    energy = torch.empty(len(latents), device=W_dec.device)
     block = triton.next_power_of_2(d)
     _put_rows[(len(latents),)](
-        *rows, W_dec, latents, first, *into, slot, energy, m, d, rows[0].shape[1],
-        BLOCK=block, num_warps=4 if block <= 2048 else 8,
+        found.W_enc, found.W_dec, found.b_enc, W_dec, latents, first, into.W_enc, into.W_dec, into.slot, into.b_enc,
+        energy, m, d, found.W_enc.shape[1], BLOCK=block, num_warps=4 if block <= 2048 else 8,
     )  # fmt: skip
     return energy.sum()
 
@@ -155,7 +155,7 @@ def _pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes,
     total = out.sum(0, dtype=torch.float32)
     if beside is not None:
         beside.follow(out, total, scale)
-    found = latent_rows(codes.f, out @ dec.T, out, copies.x, rows_of(copies.W_enc, latents), d)
+    found = latent_rows((codes.f, out @ dec.T), (out, copies.x), rows_of(copies.W_enc, latents), d)
     G_enc, G_dec = torch.empty(len(latents), d, device=x.device), torch.empty(len(latents), d, device=x.device)
     slot = torch.full((m,), -1, dtype=torch.int32, device=x.device)
     rows = Rows(G_enc, G_dec, slot, torch.zeros(m, device=x.device), torch.zeros((), device=x.device))
@@ -178,9 +178,6 @@ def _with_dead(done: Pass, found: LatentRows, weights: Parameters, dead: Tensor)
 
 def _with_rows(done: Pass, found: LatentRows, weights: Parameters, latents: Tensor, first: int) -> Pass:
     """Put the gradients of the latents [n] into the rows from `first` on, or into their own if it is negative."""
-    rows, bias = done.rows, found.b_enc
-    own = (found.W_enc, found.W_dec)
-    energy = put_rows_(own, weights.W_dec, latents, (rows.W_enc, rows.W_dec), rows.slot, first)
-    b_enc = rows.b_enc + bias.new_zeros(len(rows.b_enc) + 1).index_add_(0, latents, bias)[:-1]
-    rows = rows._replace(b_enc=b_enc, energy=rows.energy + energy + bias.square().sum())
+    energy = put_rows_(found, weights.W_dec, latents, done.rows, first)
+    rows = done.rows._replace(energy=done.rows.energy + energy)
     return done._replace(rows=rows, on_b_dec=done.on_b_dec - found.through_encoder)
