@@ -4,7 +4,7 @@ python benchmarks/whole_command.py --model MODEL --text TEXT --heldout TEXT --ou
 
 Does the same as `sampled-sae train` and `sampled-sae eval` for one BatchTopK SAE, and times each part. Harvest, steps
 and checkpoints overlap, so harvest and steps are also timed alone, on part of the tokens, and so are the writing of
-checkpoints and their checksums.
+checkpoints and their checksums. "at_step" has the seconds from the beginning of the training to the end of some steps.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def clock(name: str) -> Iterator[None]:
 def timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The function, whose time is added up under a name."""
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
         with clock(name):
-            return function(*arguments)
+            return function(*arguments, **named)
 
     return call
 
@@ -48,7 +48,22 @@ with clock("import"):
     from sampled_sae.evals.core.evaluate import evaluate_core_many
     from sampled_sae.evals.core.schema import CoreConfig
     from sampled_sae.models.load import load_model
-    from sampled_sae.training import checkpoint
+    from sampled_sae.training import checkpoint, run
+
+
+class Times(run.Callback):
+    """When some steps have ended."""
+
+    def __init__(self) -> None:
+        self.begin, self.at_step = time.perf_counter(), dict[int, float]()
+
+    def on_batch(self, run: run.Run, step: int, x: torch.Tensor) -> None:
+        if step == 0:
+            CLOCK["of that, until the first batch"] = time.perf_counter() - self.begin
+
+    def on_step(self, run: run.Run, learner: Any, step: int, stats: Any) -> None:
+        if stats is not None and step % 250 in (0, 50):  # measured: the host has waited for it
+            self.at_step[step] = round(time.perf_counter() - self.begin, 2)
 
 
 def main() -> None:
@@ -60,7 +75,7 @@ def main() -> None:
     parser.add_argument("--buffer", type=int, help="tokens of the buffer; by default as many as memory allows")
     parser.add_argument("--out", type=Path, required=True)
     sizes = {"layer": 12, "context": 512, "m": 65_536, "k": 60, "batch": 4096, "tokens": 25_000_000, "contexts": 64}
-    for name, default in (sizes | {"checkpoint": 1000, "alone": 2, "heldout-tokens": 65_536}).items():
+    for name, default in (sizes | {"checkpoint": None, "alone": 2, "heldout-tokens": 65_536}).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     a = parser.parse_args()
     cuda = torch.cuda.is_available()
@@ -68,6 +83,9 @@ def main() -> None:
     steps, compiled = a.tokens // a.batch, {"auto": "auto", "True": True, "False": False}[a.compile]
     checkpoint.save = timed(checkpoint.save, "checkpoints, beside the steps on a GPU")
     checkpoint.checksum = timed(checkpoint.checksum, "their checksums")
+    for name in ("calibrated_threshold", "by_threshold", "git_commit"):
+        setattr(run, name, timed(getattr(run, name), f"of that, {name}"))
+    ss.SAE.save = timed(ss.SAE.save, "of that, save")  # type: ignore[method-assign]
     begin = time.perf_counter()
     with clock("load the model"):
         model = load_model(a.model, device, dtype)
@@ -79,7 +97,8 @@ def main() -> None:
     config = ss.batchtopk(a.m, a.k)
     common = {"batch_size": a.batch, "device": device, "checkpoint_every": a.checkpoint}
     with clock("harvest, train, calibrate, save"):
-        sae = ss.train(stream, config, steps=steps, out=a.out / "run", progress=False, **common)
+        times = Times()
+        sae = ss.train(stream, config, steps=steps, out=a.out / "run", progress=False, callbacks=[times], **common)
         stream.close()
     with clock("measure"):
         tokens = torch.stack(
@@ -92,6 +111,7 @@ def main() -> None:
     found = {"settings": {k: str(v) for k, v in vars(a).items() if k != "out"}, "seconds": CLOCK}
     found |= {"fvu": result.normal.fvu.value, "device": torch.cuda.get_device_name() if cuda else "cpu"}
     found |= {"buffer_tokens": stream.harvest.config.buffer_tokens, "compiled": stream.harvest.config.compile}
+    found |= {"at_step": times.at_step, "dead": {line["step"]: line["dead"] for line in log[1::20]}}
     found |= {
         "tokens_per_second": log[-1]["tokens_per_second"],
         "training_seconds": sae.cfg.metadata["training"]["seconds"],

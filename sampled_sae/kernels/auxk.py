@@ -23,6 +23,8 @@ from sampled_sae.method.parameters import Parameters
 
 WHOLE_ROWS = 2**14
 """Latents of which a program holds a token's row in its registers."""
+PER_WARP = 2**10
+"""Values of such a row for each warp."""
 ROWS, BLOCK, WARPS = 8, 256, 4
 BESIDE = True
 """Whether AuxK runs beside the sparse pass on a GPU."""
@@ -228,7 +230,8 @@ def keep_largest_of_rows_(z: Tensor, keep: int) -> None:
         cut_rows(cut_into_blocks(z, keep), keep, dense=True)
         return
     block = max(16, triton.next_power_of_2(width))
-    _cut_whole_rows[(tokens,)](z.view(torch.int16), width, keep, BLOCK=block, num_warps=max(1, min(16, block // 1024)))
+    warps = max(1, min(16, block // PER_WARP))
+    _cut_whole_rows[(tokens,)](z.view(torch.int16), width, keep, BLOCK=block, num_warps=warps)
 
 
 MASK_ROWS, MASK_AT_ONCE, MASK_BLOCK = 32, 4, 256

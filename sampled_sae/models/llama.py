@@ -103,6 +103,20 @@ def _kernels_run(device: torch.device) -> bool:
     return not kernels.obstacle(device, torch.float32)
 
 
+class Linear(nn.Linear):
+    """Without random weights: for those, torch imports its compiler."""
+
+    def reset_parameters(self) -> None:
+        return
+
+
+class Embedding(nn.Embedding):
+    """The same."""
+
+    def reset_parameters(self) -> None:
+        return
+
+
 class RMSNorm(nn.Module):
     """x [..., d] over its root mean square, times a weight."""
 
@@ -127,8 +141,8 @@ class Attention(nn.Module):
         d, bias = shape.hidden_size, shape.attention_bias
         heads, shared = shape.num_attention_heads, shape.num_key_value_heads or shape.num_attention_heads
         self.dim, self.groups = shape.dim, heads // shared
-        self.q_proj, self.o_proj = nn.Linear(d, heads * self.dim, bias), nn.Linear(heads * self.dim, d, bias)
-        self.k_proj, self.v_proj = nn.Linear(d, shared * self.dim, bias), nn.Linear(d, shared * self.dim, bias)
+        self.q_proj, self.o_proj = Linear(d, heads * self.dim, bias), Linear(heads * self.dim, d, bias)
+        self.k_proj, self.v_proj = Linear(d, shared * self.dim, bias), Linear(d, shared * self.dim, bias)
 
     def forward(self, hidden_states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         n, length, _ = hidden_states.shape
@@ -168,8 +182,8 @@ class MLP(nn.Module):
     def __init__(self, shape: LlamaShape):
         super().__init__()
         d, inner, bias = shape.hidden_size, shape.intermediate_size, shape.mlp_bias
-        self.gate_proj, self.up_proj = nn.Linear(d, inner, bias), nn.Linear(d, inner, bias)
-        self.down_proj = nn.Linear(inner, d, bias)
+        self.gate_proj, self.up_proj = Linear(d, inner, bias), Linear(d, inner, bias)
+        self.down_proj = Linear(inner, d, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj(x), self.up_proj(x)
@@ -199,7 +213,7 @@ class Stack(nn.Module):
 
     def __init__(self, shape: LlamaShape):
         super().__init__()
-        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.num_hidden_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.dim, self.theta = shape.dim, shape.rope_theta
@@ -227,7 +241,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config, self.folder = shape, folder
         self.model = Stack(shape)
-        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        self.lm_head = Linear(shape.hidden_size, shape.vocab_size, bias=False)
         self._twin: list[Any] = []  # in a list, or else it would be one of the submodules
 
     def forward(self, input_ids: Tensor) -> Output:
