@@ -61,7 +61,8 @@ class Sweep:
             raise UserError("--workers and --device are not used with --launcher slurm: set --slurm.gpus-per-job")
         if self.dry_run:
             for job in jobs_of(spec):
-                print(f"{job.name}: {', '.join(str(sae.name) for sae in job.saes)}")
+                what = ", ".join(str(sae.name) for sae in job.saes) or f"part {job.part} of {job.cache}"
+                print(f"{job.name}: {what}")
             return
         out = self.out or folder_of(self.spec)
         place: dict[str, Any] = {"workers": self.workers, "device": self.device}
@@ -134,7 +135,12 @@ def drawn(seen: Sequence[Any]) -> Any:
     for each in seen:
         job, state = each.entry
         what = "evaluating" if each.status == "running" and state.trained else each.status
-        numbers = (len(job.saes), f"{state.step:,}/{each.steps:,}", clock(state.seconds), state.attempts)
+        numbers = (
+            len(job.saes),
+            f"{state.step:,}/{each.steps:,}" if job.saes else "",
+            clock(state.seconds),
+            state.attempts,
+        )
         cells = (job.name, safe(what, STYLES.get(each.status, "")), *map(str, numbers), each.worker, each.error)
         table.add_row(*(cell if not isinstance(cell, str) else safe(cell) for cell in cells))
     return table

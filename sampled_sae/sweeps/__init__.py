@@ -31,7 +31,7 @@ class Seen(NamedTuple):
     status: Shown
     worker: str = ""
     error: str = ""
-    steps: int = 0  # of the whole training
+    steps: int = 0  # of the whole training; none of a job that writes a cache
 
 
 def launch(
@@ -70,7 +70,11 @@ def launch(
             local.run(sweep, names, places, say)
         elif names:
             ids = slurm.submit(sweep, names, spec.slurm)
-            say(f"submitted as Slurm jobs {ids[0]} to {ids[-1]}; sampled-sae sweep status {folder} shows them")
+            say(
+                "nothing was submitted"
+                if not ids
+                else f"submitted as Slurm jobs {ids[0]} to {ids[-1]}; sampled-sae sweep status {folder} shows them"
+            )
         return look(sweep)
 
 
@@ -89,7 +93,10 @@ def look(sweep: Sweep | str | Path) -> list[Seen]:
             print(f"{error}; the states are those that the jobs noted themselves", file=sys.stderr)
             known = None
     steps = sweep.spec.train().steps
-    return [_seen(sweep, entry, ids.get(entry.job.name), known)._replace(steps=steps) for entry in entries]
+    return [
+        _seen(sweep, entry, ids.get(entry.job.name), known)._replace(steps=steps if entry.job.saes else 0)
+        for entry in entries
+    ]
 
 
 def _seen(sweep: Sweep, entry: Entry, number: str | None, known: dict[str, slurm.SlurmState] | None) -> Seen:

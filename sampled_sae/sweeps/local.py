@@ -55,7 +55,7 @@ def _threads() -> dict[str, str]:
 
 def run(sweep: Sweep, names: Sequence[str], places: Sequence[Slot], say: Say) -> None:
     """Run these jobs; returns when all have ended. Ctrl-C and `cancel` stop them after their checkpoints."""
-    queue, free = deque(names), deque(places)
+    queue, free = list(names), deque(places)
     running: dict[str, tuple[subprocess.Popen[bytes], Slot]] = {}
     stopping = False
     with listening(chained=False) as asked:
@@ -66,8 +66,8 @@ def run(sweep: Sweep, names: Sequence[str], places: Sequence[Slot], say: Say) ->
                     queue.clear()
                     for process, _ in running.values():
                         process.send_signal(signal.SIGTERM)
-                while queue and free:
-                    name, slot = queue.popleft(), free.popleft()
+                while free and (name := _next(sweep, queue, [*running], say)):
+                    slot = free.popleft()
                     running[name] = _start(sweep, name, slot), slot
                     say(f"{name}: started on {slot.name}")
                 for name, (process, slot) in list(running.items()):
@@ -83,6 +83,20 @@ def run(sweep: Sweep, names: Sequence[str], places: Sequence[Slot], say: Say) ->
             raise
     if asked.is_set():
         raise Interrupted(f"the jobs of {sweep.folder} are stopped; the same command continues them")
+
+
+def _next(sweep: Sweep, queue: list[str], running: Sequence[str], say: Say) -> str | None:
+    """Take the first job from the queue whose needs are finished; drop those whose needs never will be."""
+    for name in list(queue):
+        open_needs = sweep.open_needs(name)
+        if not open_needs:
+            queue.remove(name)
+            return name
+        lost = [need for need in open_needs if need not in queue and need not in running]
+        if lost:
+            queue.remove(name)
+            say(f"{name}: not started, because {lost[0]} is not finished")
+    return None
 
 
 def _start(sweep: Sweep, name: str, slot: Slot) -> subprocess.Popen[bytes]:

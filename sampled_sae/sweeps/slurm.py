@@ -17,9 +17,11 @@ from sampled_sae.sweeps.spec import SlurmConfig
 from sampled_sae.sweeps.store import Sweep
 from sampled_sae.sweeps.worker import work
 from sampled_sae.utils.errors import Interrupted, UserError
+from sampled_sae.utils.progress import say
 from sampled_sae.utils.third_party import package, reason
 
 RECORD = "slurm.json"
+ENDED = ("failed", "cancelled")
 ARRAY = 1000  # jobs of one array; Slurm's default limit is 1001
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 ACTIVE = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
@@ -65,25 +67,39 @@ class Task:
 
 
 def submit(sweep: Sweep, names: Sequence[str], config: SlurmConfig) -> list[str]:
-    """Submit these jobs; returns their ids in Slurm, in order."""
+    """Submit these jobs; returns their ids in Slurm. Jobs that need one that has failed are left out."""
     submitit = package("submitit", "launcher = 'slurm'", "cluster")
     require_slurm()
     ids: list[str] = []
-    for at in range(0, len(names), ARRAY):
-        part = names[at : at + ARRAY]
+    for needs, part in _arrays(sweep, names):
         executor = submitit.SlurmExecutor(
             sweep.folder / "slurm", python=f"{IGNORING} {shlex.quote(sys.executable)}", max_num_timeout=10**6
         )
+        known = read_ids(sweep)
         try:
-            executor.update_parameters(**_parameters(config, sweep.folder.name))
+            executor.update_parameters(**_parameters(config, sweep.folder.name, [known[need] for need in needs]))
             tasks = [Task(str(sweep.folder), name, config.max_requeues) for name in part]
             submitted = executor.submit_array(tasks)
         except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
             raise UserError(f"launcher = 'slurm': sbatch refused the jobs ({_sbatch_reason(error)})") from None
         ids += [job.job_id for job in submitted]
-        record = read_ids(sweep) | dict(zip(part, (job.job_id for job in submitted), strict=True))
+        record = known | dict(zip(part, (job.job_id for job in submitted), strict=True))
         write_file(sweep.folder / RECORD, "sweep_slurm", {"ids": record})
     return ids
+
+
+def _arrays(sweep: Sweep, names: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Sequence[str]]]:
+    """Jobs that are submitted together, with what they all wait for: those that wait for nothing first."""
+    groups: dict[tuple[str, ...], list[str]] = {(): []}
+    for name in names:
+        groups.setdefault(tuple(sweep.open_needs(name)), []).append(name)
+    for needs, group in groups.items():
+        lost = [need for need in needs if need not in names and sweep.entry(need).state.status in ENDED]
+        if lost:
+            say(f"{', '.join(group)}: not submitted, because {lost[0]} is {sweep.entry(lost[0]).state.status}")
+            continue
+        for at in range(0, len(group), ARRAY):
+            yield needs, group[at : at + ARRAY]
 
 
 def _sbatch_reason(error: Exception) -> str:
@@ -99,8 +115,9 @@ def require_slurm() -> None:
             raise UserError(f"launcher = 'slurm': {program} {why}")
 
 
-def _parameters(config: SlurmConfig, name: str) -> dict[str, Any]:
-    """The settings as submitit names them."""
+def _parameters(config: SlurmConfig, name: str, needs: Sequence[str]) -> dict[str, Any]:
+    """The settings as submitit names them, for jobs that begin after those with the ids `needs` are finished."""
+    waiting = {"dependency": ":".join(["afterok", *needs]), "kill-on-invalid-dep": "yes"} if needs else {}
     given = {
         "job_name": f"sweep-{name}",
         "partition": config.partition,
@@ -115,7 +132,7 @@ def _parameters(config: SlurmConfig, name: str) -> dict[str, Any]:
         "constraint": config.constraint,
         "setup": list(config.setup) or None,
         # Without it, a cluster whose default is no requeue refuses.
-        "additional_parameters": {"requeue": True, **config.extra},
+        "additional_parameters": {"requeue": True, **waiting, **config.extra},
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from sampled_sae.config import Bound, Config, Count, Distinct, NotEmpty, Positive, Seed, require
 from sampled_sae.data.buffer import HarvestConfig
+from sampled_sae.data.cache_index import SHARD_TOKENS
 from sampled_sae.data.text import TextSource
 from sampled_sae.evals import get_evaluation
 from sampled_sae.evals.session import Request
@@ -50,6 +51,18 @@ class Model(Config):
     """Hook points of this model by name; unset takes the sweep's."""
     dtype: ModelDtype | None = None
     """Precision; bfloat16 on a GPU, float32 elsewhere when unset."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCache(Config):
+    """Activations that are written to disk once, by jobs of their own, and read by all jobs at a hook point."""
+
+    parts: Positive = 1
+    """Jobs that write a cache together."""
+    tokens: Positive | None = None
+    """Tokens that are kept; if unset, as many as the training reads. A longer training reads them again."""
+    shard_tokens: Positive = SHARD_TOKENS
+    """Tokens per file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +155,8 @@ class SweepConfig(Config):
     """SAEs of one job at most; unset puts all that share a stream of activations into one job."""
     hooks_per_job: Positive = 1
     """Hook points of a model that are trained in one job, from the same forward passes."""
+    cache: SharedCache | None = None
+    """Write the activations of each hook point to disk first; an empty object takes the defaults."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
 
     def check(self) -> None:
@@ -149,6 +164,10 @@ class SweepConfig(Config):
             raise UserError("models and activations: give one of the two")
         require(not self.source.hooks, "source.hooks", self.source.hooks, "set layers or hooks of the sweep instead")
         require(not self.models or self.text is not None, "text", self.text, "models need a text")
+        if self.cache is not None:
+            require(bool(self.models), "activations", self.activations, "a cache is written of models")
+            right = "must be 1 with a cache, which holds one hook point"
+            require(self.hooks_per_job == 1, "hooks_per_job", self.hooks_per_job, right)
         names = [model.name for model in self.listed_models()]
         require(len(set(names)) == len(names), "models", names, "must name each model once")
         for model in self.listed_models():
@@ -185,6 +204,11 @@ class SweepConfig(Config):
         names = ("batch_size", "input_norm", "heldout_tokens", "log_every", "checkpoint_every", "log_to")
         settings = {name: getattr(self, name) for name in names}
         return TrainConfig(steps_of(self.steps, self.tokens, self.batch_size), seed=self.data_seed, **settings)
+
+    def cached_tokens(self) -> int:
+        """Tokens of each cache."""
+        assert self.cache is not None
+        return self.cache.tokens or self.train().steps * self.batch_size + self.heldout_tokens
 
     def requests(self) -> list[Request]:
         """The evaluations with their settings."""

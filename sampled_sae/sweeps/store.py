@@ -5,6 +5,7 @@ slurm.json              ids of the jobs in Slurm
 jobs/NAME/job.json      settings and state of a job; while it runs, its worker holds jobs/NAME/.lock
 jobs/NAME/log.txt       output of the job's worker
 jobs/NAME/train/        the training: run.json, log.jsonl, saes
+caches/NAME/            activations that several jobs read
 """
 
 from __future__ import annotations
@@ -99,6 +100,10 @@ class Sweep:
         path = self.path(name) / "job.json"
         content = read_file(path, "sweep_job")
         return Entry(Job.from_dict(content.get("job"), path), State.from_dict(content.get("state"), path))
+
+    def open_needs(self, name: str) -> list[str]:
+        """The jobs that must be finished before a job, and are not."""
+        return [need for need in self.entry(name).job.needs if self.entry(need).state.status != "finished"]
 
     def update(self, name: str, **changes: Any) -> State:
         """Change the state of a job; only who holds its lock may do so."""

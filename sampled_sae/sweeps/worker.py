@@ -1,4 +1,5 @@
-"""One job in one process: train its SAEs, or continue, then evaluate them. What is finished is not done again.
+"""One job in one process: train its SAEs, or continue, then evaluate them; or write a part of a cache. What is finished
+is not done again.
 
 Launchers start it as `python -m sampled_sae.sweeps.worker SWEEP JOB`.
 """
@@ -21,7 +22,9 @@ import torch
 from torch import Tensor
 
 from sampled_sae import api
+from sampled_sae.data.cache import write as write_cache
 from sampled_sae.sweeps.jobs import Job
+from sampled_sae.sweeps.spec import SweepConfig
 from sampled_sae.sweeps.store import Sweep
 from sampled_sae.training.resume import inside
 from sampled_sae.training.run import Callback, Run
@@ -72,7 +75,12 @@ def _run(sweep: Sweep, job: Job, device: str | None, zero: float) -> None:
     dtype = None if job.dtype is None else getattr(torch, job.dtype)
     trained = sweep.entry(job.name).state.trained
     requests = spec.requests()
-    model = None if job.model is None or (trained and not requests) else api.load_model(job.model, device, dtype)
+    model = None
+    if job.model is not None and (requests if trained else job.part is not None or job.cache is None):
+        model = api.load_model(job.model, device, dtype)
+    if job.part is not None:
+        _write_cache(sweep, job, model)
+        return
     if not trained:
         train = spec.train().to_dict()
         del train["extends"]
@@ -89,14 +97,33 @@ def _run(sweep: Sweep, job: Job, device: str | None, zero: float) -> None:
         )
         sweep.update(job.name, trained=True, step=train["steps"])
     if requests:
+        if model is None and job.model is not None:
+            model = api.load_model(job.model, device, dtype)
         text = spec.eval_text or spec.text
         api.evaluate([out], model, requests, text=text, device=device, dtype=dtype)
 
 
-def _activations(sweep: Sweep, job: Job, model: Any) -> Any:
-    if job.activations is not None:
-        return job.activations
+def _write_cache(sweep: Sweep, job: Job, model: Any) -> None:
     spec = sweep.spec
+    assert spec.cache is not None and job.cache is not None
+    write_cache(
+        _harvest(spec, job, model),
+        sweep.folder / job.cache,
+        spec.cached_tokens(),
+        seed=spec.data_seed,
+        shard_tokens=spec.cache.shard_tokens,
+        heldout_tokens=spec.heldout_tokens,
+        part=job.part,
+    )
+
+
+def _activations(sweep: Sweep, job: Job, model: Any) -> Any:
+    if job.cache is not None:
+        return str(sweep.folder / job.cache)
+    return job.activations if job.activations is not None else _harvest(sweep.spec, job, model)
+
+
+def _harvest(spec: SweepConfig, job: Job, model: Any) -> Any:
     assert spec.text is not None
     settings = spec.source.to_dict()
     del settings["hooks"]

@@ -20,6 +20,7 @@ from sampled_sae.sweeps.spec import SweepConfig, completed
 from sampled_sae.sweeps.store import Sweep
 from sampled_sae.utils.errors import UserError
 from tests.small_runs import same_weights
+from tests.sweeps.conftest import make_cached_spec
 from tests.sweeps.test_worker import weights
 
 SPEC = {
@@ -140,6 +141,39 @@ def test_failures_retries_and_cancellation(tmp_path, make_spec):
     state = states([read_ids(sweep)["a"]])[read_ids(sweep)["a"]]
     assert state.name == "CANCELLED"  # not requeued
     assert sweep.entry("a").state.status == "cancelled" and 400 <= a.entry.state.step < 20_000
+
+
+def test_jobs_wait_for_a_cache_whose_writers_are_preempted(tmp_path, cluster, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    settings = {"steps": 3000, "cache": {"parts": 2, "shard_tokens": 2000}}
+    spec = make_cached_spec(tmp_path, slurm=SPEC["slurm"], **settings)
+    launch(spec, tmp_path / "s", "slurm")
+    sweep = Sweep(tmp_path / "s")
+    writers, readers = sweep.names[:2], sweep.names[2:]
+    until(sweep, lambda seen: [each.status for each in seen[:2]] == ["running"] * 2)
+    assert {each.status for each in look(sweep)[2:]} == {"queued"}
+    until(sweep, lambda seen: len(list(tmp_path.glob("s/caches/*/parts/*/part.json"))) == 2)
+    blocker = ["sbatch", "--partition=high", "--ntasks=2", "--output=/dev/null", "--wrap=sleep 2"]
+    subprocess.run(blocker, check=True, capture_output=True)
+    seen = until(sweep, ended)
+    assert [(each.entry.job.name, each.status) for each in seen] == [(name, "finished") for name in sweep.names]
+    assert all(sweep.entry(name).state.attempts == 2 for name in writers)
+    assert [sweep.entry(name).state.attempts for name in readers] == [1, 1]
+
+    # A writer that fails takes the jobs with it that wait for it; a retry runs them all.
+    (tmp_path / "text.txt").rename(tmp_path / "away")
+    launch(spec, tmp_path / "t", "slurm")
+    failed = Sweep(tmp_path / "t")
+    seen = until(failed, ended)
+    assert [each.status for each in seen] == ["failed", "failed", "cancelled", "cancelled"]
+    (tmp_path / "away").rename(tmp_path / "text.txt")
+    launch(spec, tmp_path / "t", "slurm")  # without --retry-failed: nothing can run
+    assert [each.status for each in look(failed)][:2] == ["failed", "failed"]
+    launch(spec, tmp_path / "t", "slurm", retry_failed=True)
+    until(failed, lambda seen: all(each.status == "finished" for each in seen))
+    for name in readers:
+        for one, other in zip(weights(sweep, name), weights(failed, name), strict=True):
+            assert same_weights(one, other)
 
 
 def test_what_sbatch_refuses_is_one_line(tmp_path, make_spec):

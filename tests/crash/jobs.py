@@ -86,7 +86,8 @@ def browse(out: Path) -> None:
 
 @cache
 def spec() -> SweepConfig:
-    """Two jobs with one SAE each and its evaluation; model and text are outside of the folder that is disturbed."""
+    """A cache of two shards, two jobs that read it, with one SAE each and its evaluation; model and text are outside of
+    the folder that is disturbed."""
     from tests.models.tiny_models import make_model, make_tokenizer
 
     place = Path(tempfile.mkdtemp()) / "model"
@@ -95,11 +96,12 @@ def spec() -> SweepConfig:
     fields = {"models": str(place), "layers": 1, "text": text(), "evaluations": {"core": {"contexts": 4}}}
     fields |= {"methods": ["batchtopk", "sampled:score=l2,l=2"], "d_sae": 48, "k": 4, "saes_per_job": 1}
     sizes = {"steps": 8, "batch_size": 32, "heldout_tokens": 64, "log_every": 3, "checkpoint_every": 4}
-    return SweepConfig.from_dict(completed(fields | sizes | {"source": {"context": 16, "buffer_tokens": 800}}))
+    sizes |= {"source": {"context": 16, "buffer_tokens": 800}, "cache": {"shard_tokens": 200}}
+    return SweepConfig.from_dict(completed(fields | sizes))
 
 
 def sweep(out: Path) -> None:
-    """Two jobs on this machine, one after the other; failed ones are run again."""
+    """Three jobs on this machine, one after the other; failed ones are run again."""
     with forked() as codes:
         seen = launch(spec(), out, device="cpu", workers=1, retry_failed=True)
     if BUG in codes:

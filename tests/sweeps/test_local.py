@@ -12,10 +12,12 @@ import time
 import pytest
 
 from sampled_sae import api
+from sampled_sae.data.cache import open_cache
 from sampled_sae.sweeps import cancel, launch, local, look
 from sampled_sae.sweeps.store import Sweep
 from sampled_sae.utils.errors import UserError
 from tests.small_runs import same_weights
+from tests.sweeps.conftest import make_cached_spec
 from tests.sweeps.test_worker import weights
 
 
@@ -120,3 +122,26 @@ def test_slots(monkeypatch):
     monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match="device = 'cuda'"):
         local.slots(None, "cuda")
+
+
+def test_jobs_wait_for_the_cache_that_they_read(tmp_path, capsys):
+    spec = make_cached_spec(tmp_path, evaluations={"core": {"contexts": 3}})
+    text = tmp_path / "text.txt"
+    text.rename(tmp_path / "away")
+    seen = launch(spec, tmp_path / "s", workers=2, device="cpu")
+    assert [each.status for each in seen] == ["failed", "failed", "pending", "pending"]
+    said = capsys.readouterr().err
+    assert re.search(r"model-layer-1-part-1: not started, because model-layer-1-cache-[12] is not finished", said)
+    (tmp_path / "away").rename(text)
+    seen = launch(spec, tmp_path / "s", workers=2, device="cpu", retry_failed=True)
+    assert [(each.status, each.entry.state.attempts) for each in seen] == [("finished", n) for n in (2, 2, 1, 1)]
+    sweep, folder = Sweep(tmp_path / "s"), tmp_path / "s" / "caches" / "model-layer-1-cache-1"
+    assert sorted(path.name for path in folder.iterdir() if path.name != ".lock")[0] == "cache.json"
+    assert len(open_cache(folder)) == spec.cached_tokens() == 20 * 64 + 60
+    # The same as a training on that cache alone.
+    [sae] = weights(sweep, "model-layer-1-part-2")
+    [job] = [entry.job for entry in map(sweep.entry, sweep.names) if entry.job.name == "model-layer-1-part-2"]
+    [alone] = api.train(str(folder), list(job.saes), steps=20, batch_size=64, heldout_tokens=60, device="cpu")
+    assert same_weights(sae, alone)
+    written = api.report([tmp_path / "s"], tmp_path / "report", figures=False)
+    assert {sae.name for part in written.sweeps for sae in part.saes} == {"batchtopk-s0", "topk-s0"}

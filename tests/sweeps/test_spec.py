@@ -59,6 +59,18 @@ def test_models_with_their_own_layers_and_equal_last_parts():
     ]
 
 
+def test_a_cache_is_written_by_jobs_that_the_others_need():
+    jobs = jobs_of(spec(methods=["batchtopk", "topk"], saes_per_job=1, cache={"parts": 2}))
+    names = ["cache-1", "cache-2", "part-1", "part-2"]
+    assert [job.name for job in jobs] == [f"tiny-layer-{layer}-{name}" for layer in (1, 3) for name in names]
+    assert [(len(job.saes), str(job.part), job.needs) for job in jobs[:2]] == [(0, "1/2", ()), (0, "2/2", ())]
+    assert [(len(job.saes), job.part, job.needs) for job in jobs[2:4]] == [(1, None, (jobs[0].name, jobs[1].name))] * 2
+    assert {job.cache for job in jobs[:4]} == {"caches/tiny-layer-1-cache-1"}
+    assert [job.name for job in jobs_of(spec(layers=1, cache={}))] == ["tiny-layer-1-cache", "tiny-layer-1"]
+    assert spec(cache={}, batch_size=32, heldout_tokens=7).cached_tokens() == 327
+    assert spec(cache={"tokens": 55}).cached_tokens() == 55
+
+
 def test_files_of_activations_instead_of_models():
     given = {"activations": ["runs/a.npy", "b"], "steps": 5, "key": "x"}
     jobs = jobs_of(SweepConfig.from_dict(completed(given)))
@@ -95,6 +107,8 @@ def test_yaml_and_json_give_the_same(tmp_path):
             {"evaluations": {"core": {"contexs": 3}}},
             "evaluations.core: contexs = 3: no such field; did you mean contexts?",
         ),
+        ({"cache": {}, "hooks_per_job": 2}, "hooks_per_job = 2: must be 1 with a cache, which holds one hook point"),
+        ({"cache": {"parts": 0}}, "cache.parts = 0: must be at least 1"),
         ({"source": {"hooks": [1]}}, "source.hooks = (1,): set layers or hooks of the sweep instead"),
         ({"slurm": {"gpus_per_job": 8}}, "slurm.gpus_per_job = 8: must be 0 or 1"),
         ({"methods": ["batchtopk"] * 2}, "methods = ('batchtopk', 'batchtopk'): must name each one once"),
@@ -129,5 +143,5 @@ def test_a_damaged_file_is_one_line(tmp_path, name, text, line):
 def test_yaml_is_optional(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     (tmp_path / "a.yaml").write_text("k: 4\n")
-    with pytest.raises(UserError, match=r"yaml is missing; pip install 'sampled-sae\[cluster\]'"):
+    with pytest.raises(UserError, match=r"yaml is missing; pip install .*\[cluster\]'"):
         read_spec(tmp_path / "a.yaml")
