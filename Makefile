@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-lm test test-peers test-cluster fuzz crash-test bench quality clean
+.PHONY: demo demo-lm test test-peers test-cluster test-ranks fuzz crash-test bench quality clean
 
 demo: .venv/ready
 	@rm -rf demo
@@ -36,6 +36,10 @@ test-peers: .venv/ready
 # Sweeps on a Slurm cluster of this machine alone (Debian: apt-get install slurm-wlm munge; as root).
 test-cluster: .venv/ready
 	$(BIN)/python -m pytest -q -o addopts= tests/cluster
+
+# One training over several processes: ranks that die, hang or are interrupted, and how it goes on.
+test-ranks: .venv/ready
+	$(BIN)/python -m pytest -q -o addopts= tests/ranks
 
 # Damaged files of every kind through every reader, and through the command line.
 fuzz: .venv/ready

@@ -104,6 +104,7 @@ def train(
     dtype: torch.dtype = torch.float32,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
+    divide: str = "auto",
     **settings: Any,
 ) -> Any:
     """Train SAEs, all of them on the same batches; one configuration returns an SAE, a list returns a list.
@@ -116,11 +117,15 @@ def train(
     a file or data set with several tensors or columns. Without `keep`, SAEs that are saved in `out` are returned
     without their weights, which frees memory. `settings` are fields of `TrainConfig`, such as `batch_size` and `seed`.
     The SAEs take raw activations, whatever their scale.
+
+    Processes that torchrun has started train together: `divide` is saes, latents, both as in 2x4 (groups of SAEs x
+    parts of latents), auto, or none, which leaves each process to itself. SAEs of other ranks are returned without
+    their weights.
     """
     from sampled_sae.data.source import open_source
     from sampled_sae.method.config import SAEConfig
     from sampled_sae.method.presets import label
-    from sampled_sae.training.run import TrainConfig
+    from sampled_sae.training.settings import TrainConfig
     from sampled_sae.training.trainer import run_training, steps_of
 
     known = [item.name for item in fields(TrainConfig) if item.name != "steps"]
@@ -141,6 +146,7 @@ def train(
         callbacks=callbacks,
         progress=progress,
         keep=keep,
+        divide=divide,
     )
     single = isinstance(configs, SAEConfig)
     by_hook = {name: saes[0] if single else saes for name, saes in found.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 from sampled_sae.cli.train import SHARED, Train
 from sampled_sae.data import text
 from sampled_sae.training.learner import METRICS, Stats
-from sampled_sae.training.run import TrainConfig
+from sampled_sae.training.settings import TrainConfig
 
 ROOT = Path(__file__).parents[1]
 

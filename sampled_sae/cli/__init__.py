@@ -8,9 +8,10 @@ import os
 import re
 import select
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -23,6 +24,7 @@ from sampled_sae import __version__
 from sampled_sae.cli.help import Command, command_help, overview
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.measures import shown
+from sampled_sae.utils.ranks import first_to_fail, number_of_ranks, own_rank
 
 PROGRAM = "sampled-sae"
 HELP = ("-h", "--help")
@@ -54,16 +56,39 @@ def main(arguments: list[str] | None = None) -> None:
     with warnings.catch_warnings(), _exit_on_broken_pipe():
         warnings.showwarning = _one_line_warning
         try:
-            _run(sys.argv[1:] if arguments is None else arguments)
+            with _printing_once():
+                _run(sys.argv[1:] if arguments is None else arguments)
         except Interrupted as stop:
-            print(f"stopped: {shown(stop)}", file=sys.stderr)
-            sys.exit(130)
+            _end(f"stopped: {shown(stop)}", 130)
         except UserError as error:
-            print(f"error: {shown(error)}", file=sys.stderr)
-            sys.exit(2)
+            _end(f"error: {shown(error)}", 2)
         except KeyboardInterrupt:
-            print("stopped", file=sys.stderr)
-            sys.exit(130)
+            _end("stopped", 130)
+        except Exception:
+            if number_of_ranks() == 1:
+                raise
+            first_to_fail()  # the other ranks have nothing to add
+            _end(traceback.format_exc(), 1, always=True)
+
+
+@contextmanager
+def _printing_once() -> Iterator[None]:
+    """Of the processes that torchrun has started, only the first prints what is no error."""
+    with ExitStack() as stack:
+        if own_rank():
+            nowhere = stack.enter_context(open(os.devnull, "w"))  # noqa: PTH123 (no path)
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        yield
+
+
+def _end(line: str, code: int, always: bool = False) -> None:
+    """Print an error and exit; of several ranks, the first to fail prints it."""
+    if always or first_to_fail():
+        print(line, file=sys.stderr, flush=True)
+    if number_of_ranks() > 1:
+        os._exit(code)  # threads that wait for a rank which has ended would keep this one
+    sys.exit(code)
 
 
 def _one_line_warning(message: Warning | str, *place: Any, **rest: Any) -> None:

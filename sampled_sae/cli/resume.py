@@ -34,7 +34,9 @@ class Resume:
         from sampled_sae.api import resume
         from sampled_sae.cli.train import print_saes
         from sampled_sae.method.scores import load_scores
+        from sampled_sae.utils.ranks import leave
 
         for script in self.load_scores:
             load_scores(script)
         print_saes(resume(self.folder, extend=self.extend, device=self.device, keep=False))
+        leave()

@@ -20,7 +20,7 @@ from sampled_sae.method.presets import DEFAULT_METHODS, PAPER_INIT, PAPER_OPTIMI
 from sampled_sae.method.presets import PRESETS as METHODS
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import InputNorm
-from sampled_sae.training.run import TrainConfig
+from sampled_sae.training.settings import TrainConfig
 from sampled_sae.utils.errors import UserError
 
 IN_CONFIGS = ("d_sae", "k", "methods", "optimizer", "init", "auxk", "threshold")
@@ -84,6 +84,9 @@ class Train:
     """Print estimates of time, memory, disk and tokens; no weights are loaded."""
     device: str | None = None
     """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
+    divide: str = "auto"
+    """Under torchrun, how its processes share the work: saes, latents, or both as in 2x4 (groups of SAEs x parts of
+    latents)."""
     key: str | None = None
     """Name of the tensor in a file that holds several."""
     load_scores: tuple[Path, ...] = ()
@@ -145,6 +148,7 @@ class Train:
         from sampled_sae.data.source import open_source
         from sampled_sae.method.scores import load_scores
         from sampled_sae.training.trainer import check_start, steps_of
+        from sampled_sae.utils.ranks import join, leave
 
         for script in self.load_scores:
             load_scores(script)
@@ -157,10 +161,11 @@ class Train:
         if self.dry_run:
             print("\n".join(self.estimates(configs, TrainConfig(steps, **settings))))
             return
+        join(self.device)  # under torchrun, before the language model is put on this process's GPU
         source = self.collect.activations(self.device) if path is None else open_source(path, key=self.key)
         place: dict[str, Any] = {"out": self.out, "resume": self.resume, "device": self.device, "keep": False}
-        found = train(source, configs, steps=steps, **place, **settings)
-        print_saes(found)
+        print_saes(train(source, configs, steps=steps, divide=self.divide, **place, **settings))
+        leave()
 
     def estimates(self, configs: list[SAEConfig], shared: TrainConfig) -> list[str]:
         """Lines about the cost of this training."""

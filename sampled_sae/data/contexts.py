@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.config import Bound, Config, Count, Positive, require
-from sampled_sae.models.language_model import adds_bos
+from sampled_sae.models.language_model import LanguageModel, adds_bos
 from sampled_sae.utils.errors import UserError
 
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
@@ -211,3 +212,23 @@ class ContextBank:
         """`count` contexts [count, L] from number `first` on, where the first `skip` of the text do not count."""
         there = self.has(skip + first + count) - skip
         return torch.stack([self.read[skip + number % there] for number in range(first, first + count)])
+
+
+BOS_GAIN = 0.5  # nats per token by which BOS must lower the loss on PROBE for a warning
+PROBE = "The quick brown fox jumps over the lazy dog, and then it runs back into the forest behind the old house."
+
+
+def warn_without_bos(model: LanguageModel) -> None:
+    """Print a line if the model's loss on a short sentence is far lower with BOS: it was trained with one."""
+    bos = model.tokenizer.bos_token_id
+    tokens = torch.tensor(encoder(model.tokenizer)([PROBE]))[:, : (model.context or 64) - 1]
+    if bos is None or tokens.shape[1] < 3:
+        return
+    losses = []
+    for first in ([], [bos]):
+        logits = model.logits(torch.cat([torch.tensor([first], dtype=torch.long), tokens], dim=1))[0, len(first) :]
+        losses.append(float(torch.nn.functional.cross_entropy(logits[:-1].float().cpu(), tokens[0, 1:])))
+    if losses[0] - losses[1] > BOS_GAIN:
+        without, with_ = (f"{loss:.2f}" for loss in losses)
+        found = f"the loss on a short sentence is {without} without BOS and {with_} with it"
+        print(f"{model.name}: {found}; the model expects BOS: set bos to true", file=sys.stderr)

@@ -28,7 +28,8 @@ from sampled_sae.data.buffer import (
     enough_buffer,
     worth_compiling,
 )
-from sampled_sae.data.contexts import ContextBank, contexts, encoder
+from sampled_sae.data.contexts import ContextBank, contexts, warn_without_bos
+from sampled_sae.data.passes import Passes
 from sampled_sae.data.rounds import Rounds, plan_rounds
 from sampled_sae.data.stream import ActivationSource, ActivationStream, check_batch, permutation
 from sampled_sae.data.text import Text, TextList, TextSource, as_text
@@ -37,10 +38,9 @@ from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.progress import telling
+from sampled_sae.utils.ranks import current
 from sampled_sae.utils.system import listening, readable
 
-BOS_GAIN = 0.5  # nats per token by which BOS must lower the loss on PROBE for a warning
-PROBE = "The quick brown fox jumps over the lazy dog, and then it runs back into the forest behind the old house."
 Block = dict[HookPoint, Tensor]  # the activations at each hook point, [tokens, d_in]
 
 
@@ -119,16 +119,19 @@ class ModelActivations(ActivationSource):
         if config.bos == "auto":
             config = replace(config, bos=model.bos)
         config = replace(config, rolling=config.rolling is not False)
-        config = replace(config, buffer_tokens=enough_buffer(model, config, batch_size, steps))
+        size = enough_buffer(model, config, batch_size, steps)
+        size = int(current().all.gather(torch.tensor(size)).min())  # ranks may have more or less free memory
+        config = replace(config, buffer_tokens=size)
         if config.compile == "auto":
             tokens = None if steps is None else steps * batch_size
             config = replace(config, compile=worth_compiling(model, config, tokens))
-        if self.progress:
+        if self.progress and current().first:
             need = f"{readable(model.bytes)} for the model, {readable(bytes_needed(model, config))} for its activations"
             print(f"{model.name}: {need}, on {model.device}", file=sys.stderr)
-        if not config.bos:
+        if not config.bos and current().first:
             warn_without_bos(model)
-        harvest = Harvest(model, self.text.documents(), config, batch_size, heldout_tokens, seed, steps, self.progress)
+        shown = self.progress and current().first
+        harvest = Harvest(model, self.text.documents(), config, batch_size, heldout_tokens, seed, steps, shown)
         return {hook.name: HarvestStream(harvest, hook, self.text) for hook in harvest.hooks}
 
     @property
@@ -156,22 +159,6 @@ class ModelActivations(ActivationSource):
         return min(4096, size // 2 if config.rolling is False else max(1, int(size * share / 5)))
 
 
-def warn_without_bos(model: LanguageModel) -> None:
-    """Print a line if the model's loss on a short sentence is far lower with BOS: it was trained with one."""
-    bos = model.tokenizer.bos_token_id
-    tokens = torch.tensor(encoder(model.tokenizer)([PROBE]))[:, : (model.context or 64) - 1]
-    if bos is None or tokens.shape[1] < 3:
-        return
-    losses = []
-    for first in ([], [bos]):
-        logits = model.logits(torch.cat([torch.tensor([first], dtype=torch.long), tokens], dim=1))[0, len(first) :]
-        losses.append(float(torch.nn.functional.cross_entropy(logits[:-1].float().cpu(), tokens[0, 1:])))
-    if losses[0] - losses[1] > BOS_GAIN:
-        without, with_ = (f"{loss:.2f}" for loss in losses)
-        found = f"the loss on a short sentence is {without} without BOS and {with_} with it"
-        print(f"{model.name}: {found}; the model expects BOS: set bos to true", file=sys.stderr)
-
-
 class Harvest:
     """Rounds of batches by number; on a GPU the next one is collected while this one is used."""
 
@@ -193,9 +180,12 @@ class Harvest:
         held, used = max(1, config.buffer_tokens // config.context), config.context - config.skip_first
         self.rounds: Rounds = plan_rounds(held, used, batch_size, steps, config.rolling is not False)
         passes = -(-self.rounds.contexts // contexts_at_once(model, config))
-        self.at_once = -(-self.rounds.contexts // passes)  # passes of about the same size
+        at_once = -(-self.rounds.contexts // passes)  # passes of about the same size
         if config.compile is True:
-            model.compile((self.at_once, config.context))
+            model.compile((at_once, config.context))
+        widths = {hook: model.width_at(hook) for hook in self.hooks}
+        self.passes = Passes(model, widths, at_once, config.skip_first, config.compile is True, current().harvest)
+        self.left_out: set[HookPoint] = set()  # hook points that no SAE of this rank needs
         self.bank = ContextBank(contexts(documents, model.tokenizer, config))
         self.limits: dict[HookPoint, float] = {}
         self._progress, self._stop = progress, threading.Event()
@@ -215,7 +205,8 @@ class Harvest:
         """Let go of activations and of the threads that read ahead; a later round may still be needed."""
         self._round, self._ahead = (-1, {}), None
         if self._worker is not None:
-            self._worker.shutdown(wait=True, cancel_futures=True)
+            # What some ranks have begun, all of them must finish.
+            self._worker.shutdown(wait=True, cancel_futures=self.passes.group.size == 1)
             self._worker = ThreadPoolExecutor(1, "harvest")
         if self._reader is not None:
             self._reader.shutdown(wait=True, cancel_futures=True)
@@ -226,14 +217,17 @@ class Harvest:
         """The first `wanted` tokens of the held-out contexts; their median norm sets the limit at each hook point."""
         config = self.config
         count = -(-wanted // (config.context - config.skip_first))
-        there = self.bank.has(10 * count)
+        group, there = self.passes.group, 0
+        with group.together():
+            there = self.bank.has(10 * count) if group.rank == 0 else 0
+        there = int(group.broadcast(torch.tensor(there)))
         if there < 2:
             raise UserError(
                 f"text holds {there} context of {config.context} tokens: two are needed at least, one of them "
                 "to hold out; give more text or lower the context length"
             )
         self.held_contexts = min(count, max(1, there // 10))  # of a short text a tenth, but one at least
-        tokens, factor = self.bank.take(0, self.held_contexts, skip=0), config.high_norm_factor
+        tokens, factor = self._contexts(0, self.held_contexts, 0), config.high_norm_factor
         held = self._read(tokens, "held-out tokens" if self._progress else None)
         self.limits = {
             hook: torch.inf if factor is None else factor * float(norms.median()) for hook, (_, norms) in held.items()
@@ -277,7 +271,8 @@ class Harvest:
             for block in sorted({block for block, part in wanted if (block, part) not in self._held}):
                 self._harvest_block(block, number)
             parts = [self._held.pop(of) for of in wanted]
-            mixed = {hook: self.rounds.mixed([part[hook] for part in parts], self.seed, number) for hook in self.hooks}
+            needed = [hook for hook in self.hooks if hook not in self.left_out]
+            mixed = {hook: self.rounds.mixed([part[hook] for part in parts], self.seed, number) for hook in needed}
         if self._stream is not None:
             self._stream.synchronize()
         return mixed
@@ -285,17 +280,18 @@ class Harvest:
     def _read_text(self, *blocks: int) -> None:
         """Have the text of these blocks tokenized beside what comes next; errors are raised when it is taken."""
         for block in blocks:
-            if self._reader is not None and (self.rounds.number is None or block < self.rounds.number):
+            wanted = self.rounds.number is None or block < self.rounds.number
+            if self._reader is not None and wanted and self.passes.group.rank == 0:
                 self._reader.submit(self.bank.has, self.held_contexts + (block + 1) * self.rounds.contexts)
 
     def _harvest_block(self, number: int, first_round: int) -> None:
         """Hold the shuffled activations of block `number`, the parts for rounds from `first_round` on."""
-        tokens = self.bank.take(number * self.rounds.contexts, self.rounds.contexts, skip=self.held_contexts)
+        tokens = self._contexts(number * self.rounds.contexts, self.rounds.contexts, self.held_contexts)
         self._read_text(number + 1, number + 2)
         found = self._read(tokens, f"activations of block {number}" if self._progress else None)
         sizes = self.rounds.cuts(self.rounds.batches * self.batch_size)
         parts: list[Block] = [{} for _ in sizes]
-        for hook in self.hooks:
+        for hook in [hook for hook in self.hooks if hook in found]:
             x, norms = found.pop(hook)
             what = f"activations of {hook.name}, block {number}"
             usable = (norms <= self.limits[hook]).nonzero().view(-1)
@@ -308,30 +304,29 @@ class Harvest:
             for part, (block, rows) in enumerate(zip(parts, order.split(sizes), strict=True)):
                 if self.rounds.round_of(number, part) >= first_round:
                     block[hook] = check_batch(x[usable[rows]], None, what)
-        self._held |= {(number, part): block for part, block in enumerate(parts) if block}
+        for part, block in enumerate(parts):
+            if self.rounds.round_of(number, part) >= first_round:
+                self._held[number, part] = block
 
     def _read(self, tokens: Tensor, shown: str | None = None) -> dict[HookPoint, tuple[Tensor, Tensor]]:
-        """contexts [n, L] -> at each hook point the activations [n * (L - skip_first), d_in], in order, and their
-        norms."""
-        skip, each = self.config.skip_first, tokens.shape[1] - self.config.skip_first
-        rows = len(tokens) * each
-        found: dict[HookPoint, tuple[Tensor, Tensor]] = {}
+        """contexts [n, L] -> at each hook point that is needed the activations [n * (L - skip_first), d_in], in order,
+        and their norms."""
+        rows = len(tokens) * (tokens.shape[1] - self.config.skip_first)
         update: Callable[[int], None] = telling(rows, shown) if shown else (lambda done: None)
-        for number, part in enumerate(tokens.split(self.at_once)):
-            if self._stop.is_set():
-                raise HarvestStopped("stopped between two passes through the model")
-            first, n = number * self.at_once * each, len(part)
-            if self.config.compile is True and n < self.at_once and number:  # a new shape is compiled anew
-                part = torch.cat([part, part[:1].expand(self.at_once - n, -1)])
-            for hook, stream in self.model.activations(part.long(), self.hooks).items():
-                new = stream[:n, skip:].reshape(-1, stream.shape[-1])
-                if hook not in found:
-                    found[hook] = new.new_empty(rows, new.shape[1]), new.new_empty(rows, dtype=torch.float32)
-                x, norms = found[hook]
-                x[first : first + len(new)] = new
-                norms[first : first + len(new)] = new.float().norm(dim=1)
-            update(min(rows, first + n * each))
-        return found
+        return self.passes.read(tokens, set(self.hooks) - self.left_out, self._look, update)
+
+    def _look(self) -> None:
+        """Stop between two passes through the model; all ranks stop before the same one."""
+        if self.passes.group.any(self._stop.is_set()):
+            raise HarvestStopped("stopped between two passes through the model")
+
+    def _contexts(self, first: int, count: int, skip: int) -> Tensor:
+        """Contexts [count, L] of the text, see `ContextBank.take`; the first rank reads it."""
+        group = self.passes.group
+        tokens = torch.empty(count, self.config.context, dtype=torch.int32)
+        with group.together():
+            tokens = self.bank.take(first, count, skip) if group.rank == 0 else tokens
+        return group.broadcast(tokens)
 
 
 class HarvestStream(ActivationStream):
@@ -343,6 +338,9 @@ class HarvestStream(ActivationStream):
         self.heldout, self.limit = harvest.heldout[hook], harvest.limits[hook]
         self.d_in = self.heldout.shape[1]
 
+    def leave_out(self) -> None:
+        self.harvest.left_out.add(self.hook)
+
     def memory_estimate(self) -> int:
         """Its share of the harvest's bytes on the model's device."""
         return bytes_needed(self.harvest.model, self.harvest.config) // len(self.harvest.hooks)
@@ -350,7 +348,8 @@ class HarvestStream(ActivationStream):
     def batch(self, index: int) -> Tensor:
         """Batch number `index` [batch_size, d_in], in the model's dtype and on its device."""
         number, place = divmod(index, self.harvest.rounds.batches)
-        rows = self.harvest.round(number, self.hook)[self.hook]
+        block = self.harvest.round(number, self.hook)
+        rows = block[self.hook] if self.hook in block else torch.empty(0, self.d_in)
         return rows[place * self.batch_size : (place + 1) * self.batch_size]
 
     def close(self) -> None:

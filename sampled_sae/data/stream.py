@@ -52,6 +52,10 @@ class ActivationStream(Protocol):
         """Where row `position` of batch `index` comes from, for an error."""
         return f"row {position} of the batch"
 
+    def leave_out(self) -> None:
+        """No batch is needed on this rank: `batch` only takes part in what the ranks do together."""
+        return
+
     def memory_estimate(self) -> int:
         """Peak bytes on the training device, without the batch itself."""
         return 0

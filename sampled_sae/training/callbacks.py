@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,20 @@ from torch import Tensor
 from sampled_sae.config import versioned
 from sampled_sae.sae import SAE
 from sampled_sae.training.learner import Learner, Stats
-from sampled_sae.training.run import CHECKPOINT_SECONDS, CHECKPOINT_STEPS, Callback, Run
+from sampled_sae.training.run import Callback, Run
+from sampled_sae.training.settings import CHECKPOINT_SECONDS, CHECKPOINT_STEPS
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import parse_json, write_text, writing
 from sampled_sae.utils.progress import Progress, show
-from sampled_sae.utils.ranks import number_of_ranks
 from sampled_sae.utils.third_party import install
 
 
 class Log(Callback):
     """Base of the logs: one line of numbers per SAE at each step that is logged."""
 
-    def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
-        if stats is not None and run.logs_at(step):
-            name, speed = str(learner.config.name), {"tokens_per_second": run.tokens_per_second()}
-            self.write({"step": step, "sae": name, **stats._asdict(), **speed})
+    def on_steps(self, run: Run, step: int, stats: Mapping[str, Stats] | None) -> None:
+        for name, numbers in (stats or {}).items():
+            self.write({"step": step, "sae": name, **numbers._asdict(), "tokens_per_second": run.tokens_per_second()})
 
     def write(self, line: dict[str, Any]) -> None:
         """Write one line."""
@@ -124,17 +123,16 @@ class Checkpoints(Callback):
     def __init__(self) -> None:
         self.last = time.monotonic()
 
-    def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
+    def on_steps(self, run: Run, step: int, stats: Mapping[str, Stats] | None) -> None:
         every = run.shared.checkpoint_every
-        due = (step + 1) % (every or CHECKPOINT_STEPS) == 0 or step + 1 == run.shared.steps
-        if not due or learner is not run.learners[-1]:
+        if (step + 1) % (every or CHECKPOINT_STEPS) and step + 1 != run.shared.steps:
             return
-        # Several ranks must agree, and their clocks do not.
-        if every is None and number_of_ranks() == 1 and time.monotonic() - self.last < CHECKPOINT_SECONDS:
+        late = every is not None or time.monotonic() - self.last >= CHECKPOINT_SECONDS
+        if run.ranks.all.any(late):
+            run.save_checkpoint(step + 1)
+            self.last = time.monotonic()
+        else:
             run.check_weights(step + 1)
-            return
-        run.save_checkpoint(step + 1)
-        self.last = time.monotonic()
 
 
 class ProgressBar(Callback):
@@ -142,21 +140,25 @@ class ProgressBar(Callback):
 
     SECONDS = 5.0  # between two measurements, if the log's are further apart
 
-    def __init__(self) -> None:
+    def __init__(self, often: bool = True) -> None:
+        """`often`: between the steps that are logged, too; with latents over ranks, all ranks must measure a step."""
         self.bar: Progress | None = None
-        self.fvu: dict[int, float] = {}
-        self.measured = time.monotonic()
+        self.fvu: dict[tuple[int, str], float] = {}
+        self.measured, self.often = time.monotonic(), often
 
     def needs_stats(self, step: int) -> bool:
-        return time.monotonic() - self.measured > self.SECONDS
+        return self.often and time.monotonic() - self.measured > self.SECONDS
 
     def on_batch(self, run: Run, step: int, x: Tensor) -> None:
         self.bar = self.bar or show(run.shared.steps, step, each=(run.shared.batch_size, "tokens"))
 
     def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
         if stats is not None:
-            self.fvu[id(learner)], self.measured = 1 - stats.fve, time.monotonic()
-        if self.bar is not None and learner is run.learners[-1]:
+            self.fvu[id(run), str(learner.config.name)], self.measured = 1 - stats.fve, time.monotonic()
+
+    def on_steps(self, run: Run, step: int, stats: Mapping[str, Stats] | None) -> None:
+        self.fvu |= {(id(run), name): 1 - numbers.fve for name, numbers in (stats or {}).items()}
+        if self.bar is not None:
             low, high = min(self.fvu.values(), default=1.0), max(self.fvu.values(), default=1.0)
             shown = f"FVU {low:.3f}" if len(self.fvu) == 1 else f"FVU {low:.3f} to {high:.3f}"
             self.bar.update(step + 1, shown if self.fvu else "")
@@ -167,8 +169,8 @@ class ProgressBar(Callback):
 
 
 def of_run(run: Run) -> list[Callback]:
-    """The log and the checkpoints of a run that has just begun."""
-    if run.out is None:
+    """The log, which the first of several ranks writes, and the checkpoints of a run that has just begun."""
+    if run.out is None or not run.ranks.first:
         return [Checkpoints()]
     logs = [LOGS[name](run.out) for name in run.shared.log_to]
     return [JsonLines(run.out / "log.jsonl", run.step), *logs, Checkpoints()]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sampled_sae.config import first_difference, read_file, versioned
-from sampled_sae.utils.errors import Interrupted, UserError
-from sampled_sae.utils.files import checksum, new_folder, remove_leftovers, sync
+from sampled_sae.method.latents import is_sliced
+from sampled_sae.training.tensors import read_part, write_tensors
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import checksum, new_folder, remove_leftovers, sync, writing
+from sampled_sae.utils.ranks import Ranks
 from sampled_sae.utils.system import available
 
 KEEP = 2
@@ -39,16 +42,16 @@ class Checkpoint(NamedTuple):
 class Writer:
     """Writes checkpoints into a folder; on a GPU beside the next steps, from a copy, where memory has room for one."""
 
-    def __init__(self, folder: Path, device: torch.device):
-        self.folder, self.device = folder, device
+    def __init__(self, folder: Path, device: torch.device, ranks: Ranks | None = None):
+        self.folder, self.device, self.ranks = folder, device, ranks or Ranks()
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._given_up = threading.Event()
 
     def write(self, checkpoint: Checkpoint) -> Future[Path]:
         """Write `folder`/step-NNN and remove the oldest ones; its path when it is complete."""
-        if not self._beside(checkpoint):
+        if self.ranks.all.any(not self._beside(checkpoint)):
             done: Future[Path] = Future()
-            done.set_result(save(self.folder, checkpoint))
+            done.set_result(save(self.folder, checkpoint, None, self.ranks))
             return done
         copies = {
             name: {key: value.clone() for key, value in state.items()} for name, state in checkpoint.states.items()
@@ -69,7 +72,7 @@ class Writer:
         with torch.cuda.stream(stream):
             if stream is not None:
                 stream.wait_event(copied)
-            return save(self.folder, checkpoint, self._given_up)
+            return save(self.folder, checkpoint, self._given_up, self.ranks)
 
     def close(self, give_up: bool = False) -> None:
         """Wait for the last checkpoint, or give it up if it is not complete."""
@@ -84,74 +87,90 @@ ROOM = 8
 """Free memory over the size of the copy, so that the steps find as much as they did before."""
 
 
-def save(folder: Path, checkpoint: Checkpoint, given_up: threading.Event | None = None) -> Path:
-    """Write `folder`/step-NNN and remove the oldest ones. Stops, and leaves nothing, when it is `given_up`."""
-    target = folder / f"step-{checkpoint.step:09d}"
-    with new_folder(target) as temporary, ThreadPoolExecutor(1) as pool:
-        sizes, checksums = {}, {}
-        for index, state in enumerate(checkpoint.states.values()):
-            path = temporary / f"{index}.safetensors"
-            _write_tensors(path, state, given_up or threading.Event())
-            checksums[path.name] = pool.submit(checksum, path)
-            sizes[path.name] = sync(path)  # the disk writes while the checksum is computed
-        found = {name: future.result() for name, future in checksums.items()}
-        files = {"names": list(checkpoint.states), "sizes": sizes, "checksums": found}
-        content = {"step": checkpoint.step, "run": checkpoint.run, **files, "extra": checkpoint.extra}
-        (temporary / "checkpoint.json").write_text(json.dumps(versioned("checkpoint", content), allow_nan=False))
-    for old in _all(folder)[:-KEEP]:
+def save(
+    folder: Path, checkpoint: Checkpoint, given_up: threading.Event | None = None, ranks: Ranks | None = None
+) -> Path:
+    """Write `folder`/step-NNN and remove the oldest ones. Stops, and leaves nothing, when it is `given_up`.
+
+    Of several ranks, each writes the states that it has, and the first one what belongs to all; `states` and `extra`
+    are its own, `run` is the same for all. The checkpoint is there when all of them have written.
+    """
+    target, ranks = folder / f"step-{checkpoint.step:09d}", ranks or Ranks()
+    group, temporary, found = ranks.saving, Path(), dict[str, Any]()
+    with ExitStack() as unfinished:
+        with group.together(), writing(target):
+            if ranks.first:
+                temporary = unfinished.enter_context(new_folder(target))
+        temporary = Path(group.texts(str(temporary))[0])
+        with group.together(), writing(target):
+            found = _write_states(temporary, checkpoint, given_up or threading.Event(), ranks)
+        every = [json.loads(text) for text in group.texts(json.dumps(found))]
+        with group.together(), writing(target):
+            if ranks.first:
+                content = {"step": checkpoint.step, "run": checkpoint.run, **_listed(checkpoint, every, ranks.shards)}
+                text = json.dumps(versioned("checkpoint", content | {"extra": checkpoint.extra}), allow_nan=False)
+                (temporary / "checkpoint.json").write_text(text)
+            unfinished.close()
+    for old in _all(folder)[:-KEEP] if ranks.first else ():
         shutil.rmtree(old, ignore_errors=True)
     return target
 
 
-TYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
-    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-"""Names of dtypes in a safetensors file."""
+def _write_states(
+    temporary: Path, checkpoint: Checkpoint, given_up: threading.Event, ranks: Ranks
+) -> dict[str, tuple[int, int]]:
+    """Write this rank's states; returns size and checksum of each file."""
+    sizes, checksums, order = {}, {}, _names(checkpoint)
+    with ThreadPoolExecutor(1) as pool:
+        for name, state in checkpoint.states.items():
+            path = temporary / _file(order.index(name), ranks.shard, ranks.shards)
+            # What is the same on all ranks of an SAE is written once.
+            own = {key: value for key, value in state.items() if ranks.shard == 0 or is_sliced(key)}
+            write_tensors(path, own, given_up)
+            checksums[path.name] = pool.submit(checksum, path)
+            sizes[path.name] = sync(path)  # the disk writes while the checksum is computed
+        return {name: (sizes[name], future.result()) for name, future in checksums.items()}
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor], given_up: threading.Event) -> None:
-    """Write a safetensors file, one tensor at a time.
-
-    The library's own function needs memory for all of them, and keeps other threads of Python waiting meanwhile.
-    """
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))  # every tensor is aligned
-    header, at = {}, 0
-    for name, tensor in ordered:
-        offsets = [at, at := at + tensor.nbytes]
-        header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb", buffering=0) as file:
-        for data in _in_pieces([len(text).to_bytes(8, "little") + text], ordered):
-            if given_up.is_set():
-                raise Interrupted(f"{path}: given up")
-            while data:
-                data = data[file.write(data) :]
+def _names(checkpoint: Checkpoint) -> list[str]:
+    """Names of the SAEs of all ranks."""
+    return [sae["name"] for sae in checkpoint.run.get("saes", ())] or list(checkpoint.states)
 
 
-def _in_pieces(first: list[bytes], tensors: list[tuple[str, Tensor]]) -> Iterator[memoryview]:
-    """The bytes of a file, at most PIECE of them at a time."""
-    for data in first:
-        yield memoryview(data)
-    for _, tensor in tensors:
-        whole = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        yield from (whole[at : at + PIECE] for at in range(0, len(whole), PIECE))
+def _file(index: int, shard: int, shards: int) -> str:
+    """Name of the file with the state of SAE number `index`, or with one part of its latents."""
+    return f"{index}.safetensors" if shards == 1 else f"{index}-{shard + 1}-of-{shards}.safetensors"
 
 
-PIECE = 2**26
+def _listed(checkpoint: Checkpoint, every: Sequence[dict[str, tuple[int, int]]], shards: int) -> dict[str, Any]:
+    """What checkpoint.json has of the files: names of the SAEs, sizes and checksums, number of parts of the latents."""
+    files = {name: both for found in every for name, both in found.items()}
+    names = _names(checkpoint)
+    ordered = [_file(index, shard, shards) for index in range(len(names)) for shard in range(shards)]
+    sizes, checksums = ({name: files[name][of] for name in ordered} for of in (0, 1))
+    return {"names": names, **({"shards": shards} if shards > 1 else {}), "sizes": sizes, "checksums": checksums}
 
 
-def load_latest(folder: Path, run: dict[str, Any], say: Callable[[str], None]) -> Checkpoint | None:
+def load_latest(
+    folder: Path,
+    run: dict[str, Any],
+    say: Callable[[str], None],
+    ranks: Ranks | None = None,
+    names: Sequence[str] | None = None,
+) -> Checkpoint | None:
     """The newest undamaged checkpoint, or None if there is none at all.
 
-    For each damaged one that is newer, `say` gets a line. A checkpoint of another configuration is an error.
+    For each damaged one that is newer, `say` gets a line. A checkpoint of another configuration is an error. Of several
+    ranks, each reads the states of its own SAEs, `names`, and its part of their latents.
     """
-    remove_leftovers(folder, "step-*")
-    damage = []
+    ranks, damage = ranks or Ranks(), []
+    if ranks.first:
+        remove_leftovers(folder, "step-*")
+    ranks.all.barrier()
     for path in reversed(_all(folder)):
         try:
-            checkpoint = load(path)
+            with ranks.all.together():
+                checkpoint = load(path, names, ranks.shard, ranks.shards)
         except UserError as error:
             damage.append(str(error))
             continue
@@ -166,24 +185,35 @@ def load_latest(folder: Path, run: dict[str, Any], say: Callable[[str], None]) -
     return None
 
 
-def load(path: Path) -> Checkpoint:
-    """Read one checkpoint folder and verify all of it; `UserError` if anything is missing or has changed."""
+def load(path: Path, wanted: Sequence[str] | None = None, shard: int = 0, shards: int = 1) -> Checkpoint:
+    """Read one checkpoint folder and verify what is read; `UserError` if anything is missing or has changed.
+
+    `wanted` are the names of the SAEs to read, all of them by default, and `shard` of `shards` the part of the latents.
+    """
     file = path / "checkpoint.json"
     content = read_file(file, "checkpoint")
+
+    def verify(part: Path) -> None:
+        nonlocal file
+        file, checksums = part, content.get("checksums")
+        size = file.stat().st_size
+        if size != content["sizes"][file.name]:
+            raise UserError(f"{file}: {size} bytes, expected {content['sizes'][file.name]}: cut short")
+        if checksums is not None and checksum(file) != checksums[file.name]:  # version 0 had none
+            raise UserError(f"{file}: changed since it was written (its checksum differs)")
+
     try:
-        names, step, checksums = content["names"], content["step"], content.get("checksums")
+        names, step, parts = content["names"], content["step"], content.get("shards", 1)
         trained = [sae["name"] for sae in content["run"].get("saes", ())]
         if path.name != f"step-{step:09d}" or names != (trained or names):
             raise UserError(f"{file}: damaged (its step or the names of its SAEs do not agree)")
+        if not isinstance(parts, int) or not 1 <= parts <= len(content["sizes"]):
+            raise UserError(f"{file}: damaged (shards = {parts!r})")
         states = {}
         for index, name in enumerate(names):
-            file = path / f"{index}.safetensors"
-            size = file.stat().st_size
-            if size != content["sizes"][file.name]:
-                raise UserError(f"{file}: {size} bytes, expected {content['sizes'][file.name]}: cut short")
-            if checksums is not None and checksum(file) != checksums[file.name]:  # version 0 had none
-                raise UserError(f"{file}: changed since it was written (its checksum differs)")
-            states[name] = load_file(file)
+            if wanted is None or name in wanted:
+                files = [path / _file(index, part, parts) for part in range(parts)]
+                states[name] = read_part(files, shard, shards, is_sliced, verify)
         return Checkpoint(step, content["run"], states, dict(content["extra"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file}: not a checkpoint of this program ({type(error).__name__}: {error})") from None

@@ -13,7 +13,7 @@ from sampled_sae import kernels
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.training import memory
 from sampled_sae.training.checkpoint import KEEP
-from sampled_sae.training.run import CHECKPOINT_STEPS, TrainConfig
+from sampled_sae.training.settings import CHECKPOINT_STEPS, TrainConfig
 from sampled_sae.utils.cost import SPEEDS, Shape, Workload, product_speed
 from sampled_sae.utils.progress import clock
 from sampled_sae.utils.system import available, readable

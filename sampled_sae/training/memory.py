@@ -16,28 +16,35 @@ LIBRARIES = 64 * 2**20
 """Measured size of torch's own buffers."""
 
 
-def needed(configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.dtype, fast: bool = False) -> int:
-    """Peak bytes of training these SAEs side by side, without the activations themselves."""
+def needed(
+    configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.dtype, fast: bool = False, shards: int = 1
+) -> int:
+    """Peak bytes of training these SAEs side by side, without the activations themselves.
+
+    With `shards`, of a rank that has only one part of so many of their latents.
+    """
+    if not configs:
+        return LIBRARIES
     plain: list[SAEConfig] = []
     quick: list[SAEConfig] = []
     for config in configs:
         (quick if fast and not kernels.lacking(config) else plain).append(config)
     # Kept for every SAE: weights and Adam's two moments; on the fast path also a copy of both matrices in 16 bits.
-    values = sum(3 * (2 * c.d_sae * d + c.d_sae + d) + 3 * c.d_sae for c in plain)
-    kept = 1.1 * dtype.itemsize * values + 1.05 * sum(28 * c.d_sae * d + 32 * c.d_sae for c in quick)
+    values = sum((3 * (2 * c.d_sae * d + c.d_sae) + 3 * c.d_sae) / shards + 3 * d for c in plain)
+    kept = 1.1 * dtype.itemsize * values + 1.05 * sum(28 * c.d_sae * d + 32 * c.d_sae for c in quick) / shards
     # Held for one SAE at a time: gradients with one working copy, activations, dead latents' copies.
-    working = [1.1 * dtype.itemsize * _working(c, d, batch_size) for c in plain]
-    working += [1.05 * _fast_working(c, d, batch_size) for c in quick]
+    working = [1.1 * dtype.itemsize * _working(c, d, batch_size, shards) for c in plain]
+    working += [1.05 * _fast_working(c, d, batch_size, shards) for c in quick]
     return int(kept + max(working)) + LIBRARIES
 
 
-def _working(config: SAEConfig, d: int, batch_size: int) -> int:
-    m, scope = config.d_sae, config.pool.scope
+def _working(config: SAEConfig, d: int, batch_size: int, shards: int) -> int:
+    m, scope = config.d_sae // shards, config.pool.scope
     activations = 1.6 * m * batch_size  # values, masks of one byte each, positions of candidates
     if config.jumprelu is not None:
         activations *= 2  # before and after the thresholds
     if config.pool.restricts:
-        activations += batch_size * config.pool.size.latents(config.k, m)
+        activations += batch_size * config.pool.size.latents(config.k, config.d_sae) // shards
         if get_score(config.pool.score).reads_activations:
             activations += batch_size * m  # a score's working copy
         smallest = min(batch_size, scope.tokens or batch_size, scope.then or batch_size)
@@ -50,12 +57,12 @@ def _working(config: SAEConfig, d: int, batch_size: int) -> int:
     return int(3 * m * d + max(activations + kept, auxk) + errors)
 
 
-def _fast_working(config: SAEConfig, d: int, batch_size: int) -> int:
+def _fast_working(config: SAEConfig, d: int, batch_size: int, shards: int) -> int:
     """Bytes that the GPU's path holds for one SAE at a time."""
-    m, pool = config.d_sae, config.pool
+    m, pool = config.d_sae // shards, config.pool
     z = 2 * m * batch_size
     if pool.restricts:
-        z += 2 * batch_size * pool.size.latents(config.k, m)
+        z += 2 * batch_size * pool.size.latents(config.k, config.d_sae) // shards
         if pool.scope != Scope() or get_score(pool.score).reads_activations:
             z += 8 * m * batch_size  # what a score of the user's own takes: it sees all of Z in 32 bits
     lists = 60 * config.k * batch_size + batch_size * ((6 + 2 * len(config.prefixes or (m,))) * d + m // 8)
@@ -66,10 +73,17 @@ def _fast_working(config: SAEConfig, d: int, batch_size: int) -> int:
 
 
 def check(
-    configs: Sequence[SAEConfig], d: int, batch_size: int, device: torch.device, dtype: torch.dtype, beside: int = 0
+    configs: Sequence[SAEConfig],
+    d: int,
+    batch_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    beside: int = 0,
+    shards: int = 1,
 ) -> str:
     """One line on the memory needed, an error if it is not free. `beside` are the bytes of the activations."""
-    need, free = needed(configs, d, batch_size, dtype, kernels.usable(device, dtype)) + beside, available(device)
+    need = needed(configs, d, batch_size, dtype, kernels.usable(device, dtype), shards) + beside
+    free = available(device)
     line = f"memory: about {readable(need)} on {device}" + (
         f", {readable(beside)} of them for activations" * bool(beside)
     )

@@ -16,9 +16,10 @@ from sampled_sae.data.harvest import ModelOrigin
 from sampled_sae.data.source import FileOrigin
 from sampled_sae.data.stream import ActivationSource
 from sampled_sae.method.config import SAEConfig
-from sampled_sae.training.run import TrainConfig
+from sampled_sae.training.settings import TrainConfig
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import alone_in, make_folder, remove_leftovers
+from sampled_sae.utils.ranks import join
 
 FILE = "train.json"
 
@@ -98,8 +99,11 @@ def _steps(run: dict[str, Any]) -> Any:
 def resume_training(out: Path, train: Callable[..., Any], extend: Positive | None = None, device: Any = None) -> Any:
     """Call `train(source, configs, shared, device, dtype)` for the training in `out`, extended by so many steps."""
     require(extend is None or extend >= 1, "extend", extend, "must be at least 1")
-    record = read_record(out) if extend is None else extend_record(out, extend)
-    place = device or record.device
+    ranks = join(device or read_record(out).device)
+    with ranks.all.together():
+        if extend is not None and ranks.first:
+            extend_record(out, extend)
+    record, place = read_record(out), device or str(ranks.device)
     with inside(Path(record.folder)):
         origin = record.file or record.model
         if origin is None:

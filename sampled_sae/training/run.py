@@ -4,58 +4,38 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sampled_sae.config import Config, Count, Positive, Seed, first_difference, read_file, require, write_file
+from sampled_sae.config import first_difference, read_file, write_file
 from sampled_sae.data.harvest import HarvestStopped
-from sampled_sae.data.stream import ActivationStream, bad_value
+from sampled_sae.data.stream import ActivationStream
+from sampled_sae.formats import describe
 from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.latents import Shard
 from sampled_sae.method.rate import as_begun, summary, with_lr
 from sampled_sae.sae import SAE
 from sampled_sae.training import checkpoint
-from sampled_sae.training.heldout import InputNorm, by_threshold, calibrated_threshold, fingerprint, input_scale
+from sampled_sae.training.finish import finished
+from sampled_sae.training.heldout import fingerprint, input_scale
+from sampled_sae.training.inputs import Inputs
 from sampled_sae.training.learner import Learner, Stats
+from sampled_sae.training.settings import FREE, TrainConfig
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import remove_leftovers
+from sampled_sae.utils.ranks import Ranks
 from sampled_sae.utils.system import git_commit, versions
-
-
-@dataclass(frozen=True, slots=True)
-class TrainConfig(Config):
-    """Settings that all SAEs of a run share."""
-
-    steps: Positive
-    """Optimizer steps."""
-    batch_size: Positive = 4096
-    """Tokens per step."""
-    seed: Seed = 0
-    """Seed of the data order, and of each SAE without a seed of its own."""
-    input_norm: InputNorm = "sqrt_d_in"
-    """Root mean square norm that the inputs are scaled to in training; saved SAEs take raw activations all the same."""
-    heldout_tokens: Positive = 65_536
-    """Tokens kept out of training to measure c and to calibrate the threshold; at most a tenth of a tensor."""
-    log_every: Positive = 50
-    """Steps between two lines of the log."""
-    checkpoint_every: Positive | None = None
-    """Steps between two checkpoints; none means 1,000, and a minute at least."""
-    log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Where else the log goes."""
-    extends: Count = 0
-    """Steps of the finished training that this one extends; 0 for a training of its own."""
-
-    def check(self) -> None:
-        require(self.extends < self.steps, "extends", self.extends, f"must be less than steps = {self.steps}")
+from sampled_sae.utils.watch import patient
 
 
 class Callback:
-    """What to do at each step, checkpoint and end of a run; every method is optional."""
+    """What to do at each step, checkpoint and end of a run; every method is optional. Of several ranks, each calls its
+    own callbacks."""
 
     def needs_stats(self, step: int) -> bool:
         """Whether this step must be measured."""
@@ -67,6 +47,9 @@ class Callback:
     def on_step(self, run: Run, learner: Learner, step: int, stats: Stats | None) -> None:
         """After each SAE's step; `stats` are floats if any callback needs them. May raise `Interrupted`."""
 
+    def on_steps(self, run: Run, step: int, stats: Mapping[str, Stats] | None) -> None:
+        """After the steps of all SAEs; `stats` by name, those of SAEs on other ranks too, if the step is logged."""
+
     def on_checkpoint(self, run: Run, step: int, folder: Path) -> None:
         """After a checkpoint of `step` steps is complete."""
 
@@ -74,10 +57,6 @@ class Callback:
         """Always called once a run has begun; None if it stopped early."""
 
 
-CHECKPOINT_STEPS, CHECKPOINT_SECONDS = 1000, 60.0
-"""Least steps and seconds between two checkpoints if no number of steps is set: they cost more than what they save."""
-FREE = ("log_every", "checkpoint_every", "log_to")
-"""Settings that may change when a run is resumed."""
 HOW = "resume (--resume, in Python resume=True)"
 
 
@@ -87,7 +66,10 @@ def holds_run(out: Path) -> UserError:
 
 
 class Run:
-    """All SAEs on one stream of activations: learners, folder, and the step that they have reached."""
+    """All SAEs on one stream of activations: learners, folder, and the step that they have reached.
+
+    Of several ranks, each has learners for its own SAEs, and the first one writes the folder's records and log.
+    """
 
     def __init__(
         self,
@@ -100,7 +82,12 @@ class Run:
         out: Path | None = None,
         resume: bool = False,
         say: Callable[[str], None] = lambda line: None,
+        ranks: Ranks | None = None,
+        own: Collection[str] | None = None,
     ):
+        """`own` are the names of the SAEs that this rank trains; all of them by default."""
+        self.ranks = ranks or Ranks()
+        self.own = [str(config.name) for config in configs if own is None or config.name in own]
         self.stream, self.given, self.shared = stream, configs, shared
         self.configs = [with_lr(config, stream.d_in, shared.batch_size, shared.steps) for config in configs]
         self.device, self.dtype = device, dtype
@@ -112,12 +99,10 @@ class Run:
         """The trained SAEs once the run is finished."""
         self.step, self.saved_step = 0, -1
         self.extending = False
-        self._writer = None if out is None else checkpoint.Writer(out / "checkpoints", device)
+        self._writer = None if out is None else checkpoint.Writer(out / "checkpoints", device, self.ranks)
         self._writing: tuple[int, Future[Path]] | None = None  # a step, and the checkpoint of it that is being written
-        self.scale, self.heldout = 1.0, ""
+        self.inputs, self.heldout = Inputs(stream, device, dtype, self.kept), ""
         self.source: dict[str, Any] = {} if out is None else dict(stream.identity)
-        self.unchecked: list[tuple[int, Tensor]] = []
-        """Steps and the largest value of each row of their batches, on the device."""
         self.first, self.before, self.begun = 0, 0.0, 0.0
         if shared.log_to and out is None:
             raise UserError(f"log_to = {shared.log_to[0]!r}: needs a folder; set out")
@@ -130,6 +115,11 @@ class Run:
         kind = {"dtype": str(self.dtype).removeprefix("torch."), "device": self.device.type}
         return {"train": settings, **kind, "saes": [config.to_dict() for config in self.configs]}
 
+    @property
+    def scale(self) -> float:
+        """What the inputs are divided by in training."""
+        return self.inputs.scale
+
     # ---- folder and start ---------------------------------------------------------------------------
 
     def open(self) -> None:
@@ -139,7 +129,9 @@ class Run:
                 raise UserError("resume = True: needs the folder of the run; set out")
             return
         for folder, name in ((self.out, "run.json"), (self.out, "log.jsonl"), (self.out / "saes", "*")):
-            remove_leftovers(folder, name)
+            if self.ranks.first:
+                remove_leftovers(folder, name)
+        self.ranks.all.barrier()
         record = self.out / "run.json"
         if not record.exists():
             if self._checkpoints.exists():
@@ -163,11 +155,12 @@ class Run:
         if self.extending:
             return
         if content.get("finished"):
-            checkpoint.remove_all(self._checkpoints)
-            self.saes = [SAE.load(self._folder(config), self.device) for config in self.configs]
+            if self.ranks.first:
+                checkpoint.remove_all(self._checkpoints)
+            self.saes = [self._loaded(config) for config in self.configs]
             self.say(f"{self.out}: this run is finished; its SAEs are loaded")
             return
-        self.restored = checkpoint.load_latest(self._checkpoints, description, self.say)
+        self.restored = checkpoint.load_latest(self._checkpoints, description, self.say, self.ranks, self.own)
         if self.restored is None:
             start = f"it begins again at step {self.shared.extends}, with a new log.jsonl"
             self.say(f"{self.out}: no checkpoint of this run is left; {start}")
@@ -183,12 +176,13 @@ class Run:
     def begin(self) -> None:
         """Create the learners or restore them from the checkpoint."""
         x = self.stream.heldout
-        for config in self.configs:
+        for config in [config for config in self.configs if config.name in self.own]:
             assert config.seed is not None
             self.learners.append(
                 Learner(
                     *(config, self.stream.d_in, self.shared.steps, config.seed, self.device, self.dtype),
                     extends=self.shared.extends,
+                    shard=Shard(self.ranks.latents),
                 )
             )
         self.heldout = fingerprint(x)
@@ -203,10 +197,12 @@ class Run:
         elif self.shared.extends:
             self._extend()
         else:
-            self.scale = input_scale(x, self.shared.input_norm)
+            self.inputs.scale = input_scale(x, self.shared.input_norm)
         self.say(summary(self.given, self.configs))
         self.first, self.begun = self.step, time.monotonic()
-        if self.out is not None and (self.extending or not (self.out / "run.json").exists()):
+        if not self.learners:
+            self.stream.leave_out()
+        if self.out is not None and self.ranks.first and (self.extending or not (self.out / "run.json").exists()):
             self._record(finished=False)
 
     def _restore(self, from_: checkpoint.Checkpoint) -> None:
@@ -217,17 +213,16 @@ class Run:
                 f"(width {extra['width']}); {HOW} with the same ones"
             )
         self.step = self.saved_step = from_.step
-        self.scale, self.before = float(extra["scale"]), float(extra["seconds"])
+        self.inputs.scale, self.before = float(extra["scale"]), float(extra["seconds"])
         for learner in self.learners:
             learner.load_state(from_.states[str(learner.config.name)])
 
     def _extend(self) -> None:
         """Begin an extension: with the saved SAEs, the same input scale, and a new optimizer."""
+        training = describe(self._folder(self.configs[0])).metadata["training"]
+        self.inputs.scale, self.before = float(training["scale"]), float(training["seconds"]) * len(self.configs)
         for learner in self.learners:
-            sae = SAE.load(self._folder(learner.config), self.device)
-            training = sae.cfg.metadata["training"]
-            self.scale, self.before = float(training["scale"]), float(training["seconds"]) * len(self.learners)
-            learner.begin_with(sae.rescale_(1 / self.scale))
+            learner.begin_with(SAE.load(self._folder(learner.config), self.device).rescale_(1 / self.inputs.scale))
         self.step = self.shared.extends
         self.say(f"extending from step {self.step} to {self.shared.steps}")
 
@@ -243,54 +238,56 @@ class Run:
         """Whether this step gets lines in the log."""
         return step % self.shared.log_every == 0 or step == self.shared.steps - 1
 
-    def advance(self) -> None:
-        """One step of all SAEs, or none if its batch was given up for an interrupt, which the trainer sees too."""
+    def advance(self) -> bool:
+        """One step of all SAEs; False if its batch was given up for an interrupt, on all ranks alike."""
         step = self.step
         if self._writing is not None and self._writing[1].done():
             self._written()
         try:
-            x = self._scaled(self.stream.batch(step))
+            measured = self._steps()
+            stats = self._of_all(measured) if self.logs_at(step) else None
             for callback in self.callbacks:
-                callback.on_batch(self, step, x)
-            measure = self.logs_at(step) or any(callback.needs_stats(step) for callback in self.callbacks)
-            for learner in self.learners:
-                stats = learner.step(x, step, measure)
-                floats = None if stats is None else self._checked(learner, Stats(*map(float, stats)))
-                for callback in self.callbacks:
-                    callback.on_step(self, learner, step, floats)
+                callback.on_steps(self, step, stats)
         except HarvestStopped:
-            return
+            return False
         except torch.cuda.OutOfMemoryError:
             raise UserError(
                 f"batch_size = {self.shared.batch_size}, {len(self.learners)} SAEs: out of memory on {self.device} at "
                 f"step {step}: lower contexts_at_once of a harvest, or in a new run batch_size, d_sae, buffer_tokens "
-                f"or the number of SAEs{self._kept()}"
+                f"or the number of SAEs{self.kept()}"
             ) from None
         self.step += 1
+        return True
 
-    @torch.inference_mode(False)
-    def _scaled(self, x: Tensor) -> Tensor:
-        """The batch in the units of training. Overflow is checked at once, on a GPU when the next line is logged."""
-        x = x.to(self.device, self.dtype) / self.scale
-        self.unchecked.append((self.step, torch.linalg.vector_norm(x, torch.inf, dim=1)))
-        if self.device.type == "cpu" or len(self.unchecked) == 256:
-            self._check_overflow()
-        return x
+    def _steps(self) -> dict[str, Stats]:
+        """One step of each learner on the next batch; returns what was measured."""
+        step, found = self.step, dict[str, Stats]()
+        if not self.learners:
+            self.stream.batch(step)
+            return found
+        x = self.inputs.batch(step)
+        for callback in self.callbacks:
+            callback.on_batch(self, step, x)
+        measure = self.logs_at(step) or any(callback.needs_stats(step) for callback in self.callbacks)
+        for learner in self.learners:
+            stats = learner.step(x, step, measure)
+            floats = None if stats is None else self._checked(learner, Stats(*map(float, stats)))
+            if floats is not None:
+                found[str(learner.config.name)] = floats
+            for callback in self.callbacks:
+                callback.on_step(self, learner, step, floats)
+        return found
 
-    def _check_overflow(self) -> None:
-        """Raise if a value in a batch since the last check is too large to be squared; this waits for the GPU."""
-        batches, self.unchecked = self.unchecked, []
-        limit = max(1e3, torch.finfo(self.dtype).max ** 0.5 / 1e3)  # room for sums of squares
-        largest = torch.stack([values.max() for _, values in batches]).tolist() if batches else []
-        for (step, values), worst in zip(batches, largest, strict=True):
-            if not worst <= limit:
-                position = int((~(values <= limit)).nonzero()[0])
-                row = self.stream.row(step, position)
-                error = bad_value(float(values[position]) * self.scale, f"activations: batch {step}", row)
-                raise UserError(f"{error}{self._kept()}")
+    def _of_all(self, own: Mapping[str, Stats]) -> dict[str, Stats]:
+        """What was measured on all ranks, in the order of the SAEs."""
+        names = [str(config.name) for config in self.configs]
+        table = torch.zeros(len(names), len(Stats._fields), dtype=torch.float64)
+        for name, stats in own.items() if self.ranks.shard == 0 else ():
+            table[names.index(name)] = torch.tensor(stats, dtype=torch.float64)
+        return dict(zip(names, (Stats(*row) for row in self.ranks.all.sum(table).tolist()), strict=True))
 
     def _checked(self, learner: Learner, stats: Stats) -> Stats:
-        self._check_overflow()
+        self.inputs.check()
         if not math.isfinite(stats.loss):
             raise self._diverged(learner, f"the loss became {stats.loss}", self.step)
         return stats
@@ -300,7 +297,8 @@ class Run:
         kept = f"; the last good checkpoint is of step {self.saved_step}" if self.saved_step >= 0 else ""
         return UserError(f"{learner.config.name}: {what} by step {step}: try a lower lr than {lr:g}{kept}")
 
-    def _kept(self) -> str:
+    def kept(self) -> str:
+        """What is left of the run after an error, for its line."""
         return f"; the checkpoint of step {self.saved_step} is kept: {HOW}" if self.saved_step >= 0 else ""
 
     def seconds(self) -> float:
@@ -316,7 +314,7 @@ class Run:
 
     def check_weights(self, step: int) -> None:
         """Raise if the weights after `step` steps, or a batch before, are not finite."""
-        self._check_overflow()
+        self.inputs.check()
         for learner in self.learners:
             if not all(bool(torch.isfinite(weight).all()) for weight in learner.weights):
                 raise self._diverged(learner, "the weights are no longer finite", step)
@@ -333,9 +331,15 @@ class Run:
         if self._writer is None:
             return
         states = {str(learner.config.name): learner.state() for learner in self.learners}
-        extra = {"scale": self.scale, "seconds": self.seconds(), "width": self.stream.d_in, "heldout": self.heldout}
+        extra = {
+            "scale": self.inputs.scale,
+            "seconds": self.seconds(),
+            "width": self.stream.d_in,
+            "heldout": self.heldout,
+        }
         made = checkpoint.Checkpoint(step, self.describe(), states, extra)
-        self._writing = (step, self._writer.write(made))
+        with patient():
+            self._writing = (step, self._writer.write(made))
         if self._writing[1].done():
             self._written()
 
@@ -357,37 +361,38 @@ class Run:
 
     @torch.inference_mode(False)
     def finish(self) -> None:
-        """Calibrate the threshold, fold the input's scale into the weights, save; `saes` take raw activations."""
-        x, seconds = self.stream.heldout.to(self.device, self.dtype), self.seconds()
-        saes = []
-        for learner in self.learners:
-            sae = learner.sae().rescale_(self.scale)
-            measured = None
-            if len(x):
-                theta = calibrated_threshold(sae, x, learner.config.k, self.shared.batch_size)
-                sae.threshold.mul_(theta) if sae.threshold.ndim else sae.threshold.fill_(theta)
-                measured = by_threshold(sae, x, batch_size=self.shared.batch_size)
-            sae.cfg.metadata.update(self.stream.metadata)
-            sae.cfg.metadata["training"] = self.describe()["train"] | {
-                "scale": self.scale,
-                "seconds": seconds / len(self.learners),
-                "path": learner.path.name,
-                "dead": float(learner.dead_share()),
-                "ever_pooled": float(learner.ever_pooled.float().mean()),
-                "heldout_tokens_used": len(x),
-                "heldout": measured and {"fvu": measured.fvu, "l0": measured.l0},
-                "versions": versions(),
-                "git_commit": git_commit(),
-            }
-            saes.append(sae)
-        if self.out is not None:
-            for sae, config in zip(saes, self.configs, strict=True):
-                sae.save(self._folder(config))
+        """Calibrate the SAEs and save them; `saes` take raw activations, those of other ranks are without weights."""
+        x, seconds = self.stream.heldout.to(self.device, self.dtype), self.seconds() / len(self.configs)
+        train, metadata = self.describe()["train"], self.stream.metadata
+        own = {
+            learner.config.name: finished(
+                *(learner, x, self.shared.batch_size, self.inputs.scale), seconds, train, metadata
+            )
+            for learner in self.learners
+        }
+        if self.out is None:
+            self.saes = list(own.values())
+            return
+        with self.ranks.all.together():
+            for config in self.configs if self.ranks.shard == 0 else ():
+                if config.name in own:
+                    own[config.name].save(self._folder(config))
+        if self.ranks.first:
             self._record(finished=True)
-        self.saes = saes
+        self.saes = [own.get(config.name) or self._loaded(config) for config in self.configs]
         self.close()
-        if self.out is not None:
+        self.ranks.all.barrier()
+        if self.ranks.first:
             checkpoint.remove_all(self._checkpoints)  # no longer needed only now
+
+    def _loaded(self, config: SAEConfig) -> SAE:
+        """A saved SAE; one of another rank without its weights."""
+        folder = self._folder(config)
+        if config.name in self.own:
+            return SAE.load(folder, self.device)
+        sae = SAE(describe(folder), self.dtype, "meta")
+        sae.folder = folder
+        return sae
 
     @property
     def _checkpoints(self) -> Path:

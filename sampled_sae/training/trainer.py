@@ -1,35 +1,36 @@
-"""The loop over batches: many SAEs on one stream, several streams in step, several passes when memory is short."""
+"""The loop over batches: many SAEs on one stream, several streams in step, several ranks, several passes."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from itertools import islice
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sampled_sae import kernels
 from sampled_sae.config import read_file, write_file
 from sampled_sae.data.source import Source, open_source
 from sampled_sae.data.stream import ActivationSource, ActivationStream, Endless, IterableStream, Rows
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import named
 from sampled_sae.sae import SAE
-from sampled_sae.training import memory
+from sampled_sae.training import division, elastic, memory
 from sampled_sae.training.callbacks import ProgressBar, check_wandb, of_run
 from sampled_sae.training.resume import begun, keep_record
-from sampled_sae.training.run import HOW, Callback, Run, TrainConfig, holds_run
-from sampled_sae.utils import system
+from sampled_sae.training.run import HOW, Callback, Run, holds_run
+from sampled_sae.training.settings import TrainConfig
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.files import alone_in, check_writable, make_folder, remove_leftovers
 from sampled_sae.utils.progress import say
+from sampled_sae.utils.ranks import Group, RankLost, Ranks, join
 from sampled_sae.utils.system import listening, switching_often, usable_device
+from sampled_sae.utils.watch import patient, tick, watching
 
-PLAN = "passes.json"
-USED = 0.9
-"""Share of the free memory that the SAEs of one pass may take."""
+MEET = 0.5
+"""Seconds between two times that the ranks ask each other whether to stop."""
 
 
 class Trainer:
@@ -37,30 +38,32 @@ class Trainer:
 
     def __init__(self, runs: Sequence[Run], callbacks: Sequence[Callback] = ()):
         """Each run calls its own log and checkpoints, then `callbacks`."""
-        self.runs, self.callbacks = list(runs), list(callbacks)
+        self.runs, self.callbacks, self.ranks = list(runs), list(callbacks), runs[0].ranks
 
     def fit(self) -> list[list[SAE]]:
         """Every run's SAEs; a finished run's SAEs are loaded, and runs that are behind the others catch up first."""
         with ExitStack() as locks:
-            for run in self.runs:
-                if run.out is not None:
-                    locks.enter_context(alone_in(run.out))
+            with self.ranks.all.together():
+                for run in self.runs:
+                    if run.out is not None and self.ranks.first:
+                        locks.enter_context(alone_in(run.out))
             for run in self.runs:
                 run.open()
             if going := [run for run in self.runs if run.saes is None]:
-                self._check_memory(going)
+                with self.ranks.all.together():
+                    self._check_memory(going)
                 self._train(going)
         return [run.saes or [] for run in self.runs]
 
     def _check_memory(self, runs: list[Run]) -> None:
         first = runs[0]
-        configs = [config for run in runs for config in run.configs]
+        configs = [config for run in runs for config in run.configs if config.name in run.own]
         beside = sum(run.stream.memory_estimate() for run in runs)
-        size = first.shared.batch_size
-        first.say(memory.check(configs, first.stream.d_in, size, first.device, first.dtype, beside))
+        size, shards = first.shared.batch_size, self.ranks.shards
+        first.say(memory.check(configs, first.stream.d_in, size, first.device, first.dtype, beside, shards))
 
     def _train(self, runs: list[Run]) -> None:
-        with ExitStack() as ends:
+        with ExitStack() as ends, watching(runs[0].kept):
             for run in runs:
                 ends.callback(run.close)
                 run.begin()
@@ -69,15 +72,44 @@ class Trainer:
                     ends.callback(lambda callback, run: callback.on_end(run, run.saes), callback, run)
             if any(run.device.type == "cuda" for run in runs):
                 ends.enter_context(switching_often())
-            with listening(chained=False) as interrupted:  # the step in progress ends first
-                while (step := min(run.step for run in runs)) < runs[0].shared.steps:
-                    for run in runs:
-                        if run.step == step:
-                            run.advance()
-                    if interrupted.is_set():
-                        raise _interrupted(runs)
-                for run in runs:
-                    run.finish()
+            try:
+                with listening(chained=False, insisted=self.ranks.world == 1) as interrupted:
+                    self._loop(runs, interrupted)
+            except RankLost as lost:
+                raise RankLost(f"{lost}{runs[0].kept()}") from lost
+
+    def _loop(self, runs: list[Run], interrupted: threading.Event) -> None:
+        meetings, begun = Meetings(self.ranks.all), False
+        while (step := min(run.step for run in runs)) < runs[0].shared.steps:
+            with nullcontext() if begun else patient():  # the first step may compile its kernels
+                done = [run.advance() for run in runs if run.step == step]
+            begun = True
+            tick()
+            if not all(done) or meetings.stop(interrupted.is_set()):
+                raise _interrupted(runs)  # only now: the step in progress ends first
+        with patient():
+            for run in runs:
+                run.finish()
+
+
+class Meetings:
+    """Ranks ask each other whether to stop, at the same steps on all of them, about every MEET seconds."""
+
+    def __init__(self, group: Group):
+        self.group, self.every, self.left, self.last = group, 1, 1, time.monotonic()
+
+    def stop(self, asked: bool) -> bool:
+        """Called once per step: whether any rank was asked to stop."""
+        if self.group.size == 1:
+            return asked
+        self.left -= 1
+        if self.left:
+            return False
+        pace = MEET * self.every / max(time.monotonic() - self.last, 1e-6)
+        found = self.group.gather(torch.tensor([asked, min(max(1, int(pace)), 2 * self.every)]))
+        self.every = self.left = int(found[:, 1].min())
+        self.last = time.monotonic()
+        return bool(found[:, 0].any())
 
 
 def _interrupted(runs: list[Run]) -> Interrupted:
@@ -102,57 +134,79 @@ def run_training(
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
     keep: bool = True,
+    divide: str = "auto",
 ) -> dict[str, list[SAE]]:
     """Train all SAEs on each stream of `activations`, which `open_source` opens; returns them by hook point.
 
     One stream is a run in `out`, several are runs in `out`/HOOK, such as layer-12. With `out`, SAEs that do not fit
     into memory together are trained in several passes over the activations, in `out`/pass-1, `out`/pass-2 and so on;
     these SAEs are returned on the CPU. Without `keep`, saved SAEs are returned without their weights, on the device
-    `meta`.
+    `meta`; so are those that other ranks have trained. `divide` says how several ranks share the work (see
+    `division.divide`); "none" leaves each process to itself.
     """
-    place, full, source = usable_device(device), checked(configs, shared), open_source(activations)
+    ranks = join(device) if divide != "none" else Ranks(device=usable_device(device))
+    full, source = checked(configs, shared), open_source(activations)
+    if out is None and ranks.world > 1:
+        raise UserError(
+            f"out = None: {ranks.world} ranks need a folder for the SAEs, which is the same for all of them"
+        )
+    resume = out is not None and elastic.resumes(out, resume)
     if out is not None and resume:
         source = source.as_begun(_recorded_source(out))
     settings = (shared.batch_size, shared.heldout_tokens, shared.seed, shared.steps)
-    streams, groups = source.open(*settings), [full]
+    streams, passes = source.open(*settings), [full]
     again = _opens_again(source, streams)
     if out is not None:
-        groups = _as_begun(out, full) or split(full, list(streams.values()), shared.batch_size, place)
-    if len(groups) > 1 and not (again and _repeats(source, settings, streams)):
+        passes, *shape = division.divide(divide, full, list(streams.values()), shared.batch_size, ranks, out)
+        ranks = ranks.divided(*shape)
+    if len(passes) > 1 and not (again and _repeats(source, settings, streams)):
         raise UserError(
-            f"configs: {len(full)} SAEs do not fit into memory together and would take {len(groups)} passes, but the "
+            f"configs: {len(full)} SAEs do not fit into memory together and would take {len(passes)} passes, but the "
             "activations do not repeat themselves: give an array, a file or a list, or train fewer SAEs at once"
         )
-
-    if out is not None:
-        keep_record(out, source, full, shared, place, dtype)
+    told = say if progress and ranks.first else _silent
+    if out is not None and ranks.first:
+        keep_record(out, source, full, shared, ranks.device, dtype)
+        elastic.begun(out)
 
     def one_pass(
         streams: Mapping[str, ActivationStream], group: list[SAEConfig], folder: Path | None
     ) -> list[list[SAE]]:
-        runs = []
-        for name, stream in streams.items():
-            own = folder if folder is None or len(streams) == 1 else folder / name
-            report = say if progress else _silent
-            runs.append(Run(stream, group, shared, place, dtype, out=own, resume=resume, say=report))
+        runs, own = [], division.own_saes(group, len(streams), ranks)
+        for (name, stream), mine in zip(streams.items(), own, strict=True):
+            runs.append(
+                Run(
+                    *(stream, group, shared, ranks.device, dtype),
+                    out=folder if folder is None or len(streams) == 1 else folder / name,
+                    resume=resume,
+                    say=told,
+                    ranks=ranks,
+                    own=[str(config.name) for config in mine],
+                )
+            )
+        bar = [ProgressBar(often=ranks.shards == 1)] if progress and ranks.first else []
         try:
-            return Trainer(runs, [*callbacks, *([ProgressBar()] if progress else [])]).fit()
+            return Trainer(runs, [*callbacks, *bar]).fit()
         finally:
             for stream in streams.values() if again else ():
                 stream.close()
 
-    if out is None or len(groups) == 1:
-        return dict(zip(streams, one_pass(streams, full, out), strict=True))
     found: dict[str, list[SAE]] = {name: [] for name in streams}
-    source = source.as_begun(next(iter(streams.values())).identity)  # every pass sees the same batches
-    remove_leftovers(make_folder(out), PLAN)
-    write_file(out / PLAN, "passes", {"sizes": [len(group) for group in groups]})
-    for number, group in enumerate(groups, start=1):
-        say(f"pass {number} of {len(groups)}: {len(group)} SAEs")
-        trained = one_pass(streams or source.open(*settings), group, out / f"pass-{number}")
-        for name, saes in zip(found, trained, strict=True):
-            found[name] += [sae.cpu() if keep else sae.to("meta") for sae in saes]
-        streams = {}  # its memory is needed for the next pass
+    if out is None or len(passes) == 1:
+        found = dict(zip(streams, one_pass(streams, full, out), strict=True))
+    else:
+        source = source.as_begun(next(iter(streams.values())).identity)  # every pass sees the same batches
+        if ranks.first:
+            remove_leftovers(make_folder(out), division.PLAN)
+            write_file(out / division.PLAN, "passes", {"sizes": [len(group) for group in passes]})
+        for number, group in enumerate(passes, start=1):
+            told(f"pass {number} of {len(passes)}: {len(group)} SAEs")
+            trained = one_pass(streams or source.open(*settings), group, out / f"pass-{number}")
+            for name, saes in zip(found, trained, strict=True):
+                found[name] += [sae.cpu() if keep and not sae.W_dec.is_meta else sae.to("meta") for sae in saes]
+            streams = {}  # its memory is needed for the next pass
+    if out is not None and ranks.first:
+        elastic.ended(out)
     return found
 
 
@@ -197,37 +251,6 @@ def _recorded_source(out: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _as_begun(out: Path, configs: list[SAEConfig]) -> list[list[SAEConfig]] | None:
-    """The passes of a run that is resumed: free memory may have changed since."""
-    if (out / "run.json").exists() or (any(out.glob("*/run.json")) and not any(out.glob("pass-*"))):
-        return [configs]
-    if not (out / PLAN).exists():
-        return None
-    sizes: Any = read_file(out / PLAN, "passes").get("sizes")
-    whole = isinstance(sizes, list) and all(isinstance(size, int) and size > 0 for size in sizes)
-    if not whole or sum(sizes) != len(configs):
-        raise UserError(f"{out / PLAN}: is of a run with other SAEs; choose another folder")
-    each = iter(configs)
-    return [list(islice(each, size)) for size in sizes]
-
-
-def split(
-    configs: list[SAEConfig], streams: list[ActivationStream], batch_size: int, device: torch.device
-) -> list[list[SAEConfig]]:
-    """Configurations -> groups that fit into memory together; one that does not fit alone is a group too."""
-    free, fast = system.available(device), kernels.usable(device, torch.float32)
-    if free is None:
-        return [configs]
-    left = USED * free - sum(stream.memory_estimate() for stream in streams)
-    groups: list[list[SAEConfig]] = [[]]
-    for config in configs:
-        together = [*groups[-1], config] * len(streams)
-        if groups[-1] and memory.needed(together, streams[0].d_in, batch_size, torch.float32, fast) > left:
-            groups.append([])
-        groups[-1].append(config)
-    return groups
-
-
 def steps_of(steps: int | None, tokens: int | None, batch_size: int) -> int:
     """Number of steps from `steps` or `tokens`, of which one must be given: whole batches in so many tokens."""
     if (steps is None) == (tokens is None):
@@ -240,7 +263,7 @@ def steps_of(steps: int | None, tokens: int | None, batch_size: int) -> int:
 def check_start(configs: Sequence[SAEConfig], shared: TrainConfig, out: Path, resume: bool) -> None:
     """Raise the errors of a run that need no activations, before these are opened."""
     checked(configs, shared)
-    if not resume and (out / "run.json").exists():
+    if not elastic.resumes(out, resume) and (out / "run.json").exists():
         raise holds_run(out)
     check_writable(out)
     if "wandb" in shared.log_to:

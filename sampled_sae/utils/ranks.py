@@ -59,6 +59,8 @@ class Group:
     rank: int = 0
     size: int = 1
     process_group: ProcessGroup | None = None
+    over_cpu: bool = False
+    """Whether tensors on a GPU are sent from the CPU: gloo sends from there only."""
 
     def gather(self, x: Tensor) -> Tensor:
         """Each rank's x, of one shape and dtype, -> [size, *x.shape], in the order of the ranks."""
@@ -66,11 +68,11 @@ class Group:
             return x[None]
         import torch.distributed as dist
 
-        data = x.contiguous().reshape(-1).view(torch.uint8)  # gloo does not know every dtype
-        found = data.new_empty(self.size * len(data))
+        data = self._sent(x).contiguous().reshape(-1).view(torch.uint8)  # gloo does not know every dtype
+        found = data.new_empty(self.size, len(data))
         with _exchanging():
-            dist.all_gather(list(found.chunk(self.size)), data, group=self.process_group)
-        return found.view(x.dtype).view(self.size, *x.shape)
+            dist.all_gather(list(found.unbind()), data, group=self.process_group)
+        return found.view(-1).view(x.dtype).view(self.size, *x.shape).to(x.device)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of each rank's x, in place: the same bits on all ranks and each time, in an order of torch's own."""
@@ -78,9 +80,10 @@ class Group:
             return x
         import torch.distributed as dist
 
+        sent = self._sent(x)
         with _exchanging():
-            dist.all_reduce(x, group=self.process_group)
-        return x
+            dist.all_reduce(sent, group=self.process_group)
+        return x if sent is x else x.copy_(sent)
 
     def ordered_sum(self, x: Tensor) -> Tensor:
         """The sum of each rank's x, added in the order of the ranks."""
@@ -109,11 +112,14 @@ class Group:
             return x
         import torch.distributed as dist
 
-        data = x.contiguous()
+        data = self._sent(x).contiguous()
         with _exchanging():
             whose = dist.get_global_rank(self.process_group, source)
             dist.broadcast(data.reshape(-1).view(torch.uint8), whose, group=self.process_group)
         return x.copy_(data) if data is not x else x
+
+    def _sent(self, x: Tensor) -> Tensor:
+        return x.cpu() if self.over_cpu else x
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
@@ -128,6 +134,22 @@ class Group:
         padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
         padded[: len(data)] = data[: len(padded)]
         return [bytes(row[:size].tolist()).decode() for row, size in zip(self.gather(padded), sizes, strict=True)]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Something that each rank does without exchanges: a user error on one of them is raised on all, at the end."""
+        failed: UserError | None = None
+        try:
+            yield
+        except UserError as error:
+            if self.process_group is None:
+                raise
+            failed = error
+        lines = self.texts(str(failed or ""))
+        if failed is not None:
+            raise failed
+        if line := next(filter(None, lines), None):
+            raise UserError(line)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -150,8 +172,9 @@ class Ranks:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     all: Group = field(default_factory=Group)
     """All ranks; tensors on the CPU, or on `device`."""
-    beside: Group = field(default_factory=Group)
-    """All ranks again, for a second thread."""
+    harvest: Group = field(default_factory=Group)
+    saving: Group = field(default_factory=Group)
+    """All ranks again, for the threads that collect activations and write checkpoints."""
     latents: Group = field(default_factory=Group)
     """The ranks with the latents of the same SAEs."""
 
@@ -184,7 +207,7 @@ class Ranks:
         assert groups * shards == self.world
         mesh = init_device_mesh(self.device.type, (groups, shards), mesh_dim_names=("saes", "latents"))
         saes, shard = divmod(self.rank, shards)  # ranks of a group are neighbors: on one machine where possible
-        latents = Group(shard, shards, mesh.get_group("latents"))
+        latents = Group(shard, shards, mesh.get_group("latents"), self.all.over_cpu)
         return replace(self, saes=saes, groups=groups, latents=latents)
 
 
@@ -214,9 +237,11 @@ def join(device: str | torch.device | None = None) -> Ranks:
     if not _joined:
         import torch.distributed as dist
 
-        local, beside = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        local, neighbors = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        enough = torch.cuda.device_count() >= beside
+        if place.index is not None:
+            raise UserError(f"device = {str(device)!r}: each rank takes a {place.type} device of its own; leave it out")
+        enough = torch.cuda.device_count() >= neighbors
         if place.type == "cuda":
             place = torch.device("cuda", local % max(1, torch.cuda.device_count()))
         place = usable_device(place)
@@ -232,9 +257,16 @@ def join(device: str | torch.device | None = None) -> Ranks:
                     backend, store=found, rank=own_rank(), world_size=number_of_ranks(), timeout=LIMIT
                 )
             rank, world = dist.get_rank(), dist.get_world_size()
-            groups = [Group(rank, world, dist.new_group(timeout=LIMIT)) for _ in range(2)]
-        _joined.extend((found, Ranks(rank, world, device=place, all=groups[0], beside=groups[1])))
-    ranks: Ranks = _joined[1]
+            over_cpu = place.type == "cuda" and backend == "gloo"
+            everyone = [Group(rank, world, dist.new_group(timeout=LIMIT), over_cpu) for _ in range(3)]
+        names = ("all", "harvest", "saving")
+        _joined.extend((found, Ranks(rank, world, device=place, **dict(zip(names, everyone, strict=True)))))
+    return current()
+
+
+def current() -> Ranks:
+    """The ranks that this process has joined; until then, and without torchrun, it is the only one."""
+    ranks: Ranks = _joined[1] if _joined else Ranks()
     return ranks
 
 

@@ -65,17 +65,18 @@ def git_commit() -> str | None:
 
 
 @contextmanager
-def listening(chained: bool = True) -> Iterator[threading.Event]:
+def listening(chained: bool = True, insisted: bool = True) -> Iterator[threading.Event]:
     """An event that is set when Ctrl-C, SIGTERM or SIGHUP arrives meanwhile; only in the main thread.
 
     If `chained`, the handler before runs too, and signals without a handler in Python are left alone. If not, a second
-    Ctrl-C raises KeyboardInterrupt; schedulers send SIGTERM several times, which must not break off a checkpoint.
-    SIGHUP is left alone under nohup, which ignores it.
+    Ctrl-C raises KeyboardInterrupt if `insisted`: torchrun sends its processes the Ctrl-C that they had already.
+    Schedulers send SIGTERM several times, which must not break off a checkpoint. SIGHUP is left alone under nohup,
+    which ignores it.
     """
     asked, before = threading.Event(), dict[int, Any]()
 
     def respond(number: int, frame: Any) -> None:
-        if not chained and asked.is_set() and number == signal.SIGINT:
+        if not chained and insisted and asked.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         asked.set()
         if chained:

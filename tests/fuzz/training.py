@@ -14,7 +14,8 @@ from sampled_sae.method import presets
 from sampled_sae.training import checkpoint
 from sampled_sae.training.callbacks import read_log
 from sampled_sae.training.resume import read_record
-from sampled_sae.training.run import Callback, TrainConfig
+from sampled_sae.training.run import Callback
+from sampled_sae.training.settings import TrainConfig
 from sampled_sae.training.trainer import checked
 from tests.fuzz.mutate import binary_damage, json_damage, lines_damage
 from tests.fuzz.target import BATCH, CFG, D_SAE, OWN, STEPS, WEIGHTS, File, Target, rows, sealed, strict

@@ -19,7 +19,7 @@ from sampled_sae.method.config import (
     Size,
 )
 from sampled_sae.method.presets import label, named
-from sampled_sae.training.run import TrainConfig
+from sampled_sae.training.settings import TrainConfig
 from sampled_sae.utils.errors import UserError
 
 ALL = [

@@ -18,7 +18,7 @@ from sampled_sae.evals.core.schema import CoreConfig, CoreResult
 from sampled_sae.evals.probing.schema import Probes, ProbingConfig, ProbingResult, Summary
 from sampled_sae.method import presets
 from sampled_sae.method.config import OptimizerConfig, SAEConfig
-from sampled_sae.training.run import TrainConfig
+from sampled_sae.training.settings import TrainConfig
 
 M, K = 64, 4
 EDGES = [-7 + i / 4 for i in range(29)]

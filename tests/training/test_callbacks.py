@@ -96,9 +96,9 @@ def test_callbacks_are_called_in_order(activations, tmp_path):
     batch = [("batch", step, (200, 16)) for step in range(4)]
     assert seen.events == [
         *(batch[0], ("step", 0, "a", 4.0), ("step", 0, "b", 4.0)),  # the first and the last step are logged
-        *(batch[1], ("step", 1, "a", None), ("checkpoint", 2, "step-000000002"), ("step", 1, "b", None)),
+        *(batch[1], ("step", 1, "a", None), ("step", 1, "b", None), ("checkpoint", 2, "step-000000002")),
         *(batch[2], ("step", 2, "a", 4.0), ("step", 2, "b", 4.0)),  # needs_stats
-        *(batch[3], ("step", 3, "a", 4.0), ("checkpoint", 4, "step-000000004"), ("step", 3, "b", 4.0)),
+        *(batch[3], ("step", 3, "a", 4.0), ("step", 3, "b", 4.0), ("checkpoint", 4, "step-000000004")),
         ("end", 2),
     ]
 

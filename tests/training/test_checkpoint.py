@@ -194,7 +194,7 @@ def test_a_write_that_fails_leaves_the_last_one_and_no_rubbish(tmp_path, monkeyp
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_write_tensors", full)
+    monkeypatch.setattr(checkpoint, "write_tensors", full)
     with pytest.raises(UserError, match="the disk is full"):
         checkpoint.save(tmp_path, at(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]

@@ -4,24 +4,20 @@ import torch
 import sampled_sae as ss
 from sampled_sae.data.source import open_source
 from sampled_sae.data.stream import ActivationSource, permutation
+from sampled_sae.training import division as passes
 from sampled_sae.training import memory
-from sampled_sae.training import trainer as passes
-from sampled_sae.utils import system
 from tests.small_runs import same_weights
 
 CPU = torch.device("cpu")
 STREAM = list(open_source(torch.zeros(100, 16)).open(64, 0, 0).values())
 
 
-def test_configurations_are_split_by_memory_in_order(monkeypatch):
+def test_configurations_are_split_by_memory_in_order():
     configs = [ss.batchtopk(m, 4) for m in (100, 100, 100, 5000, 100)]
-    monkeypatch.setattr(system, "available", lambda device: 10**12)
-    assert passes.split(configs, STREAM, 64, CPU) == [configs]
-    two = memory.needed(configs[:2], 16, 64, torch.float32)
-    monkeypatch.setattr(system, "available", lambda device: int(two / passes.USED) + 1)
-    assert passes.split(configs, STREAM, 64, CPU) == [configs[:2], configs[2:3], configs[3:4], configs[4:]]
-    monkeypatch.setattr(system, "available", lambda device: None)
-    assert passes.split(configs, STREAM, 64, CPU) == [configs]
+    assert passes.split(configs, STREAM, 64, CPU, 10**12) == [configs]
+    two = int(memory.needed(configs[:2], 16, 64, torch.float32) / passes.USED) + 1
+    assert passes.split(configs, STREAM, 64, CPU, two) == [configs[:2], configs[2:3], configs[3:4], configs[4:]]
+    assert passes.split(configs, STREAM, 64, CPU, None) == [configs]
 
 
 def test_several_passes_train_the_same_saes_as_one(activations, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from sampled_sae.data.stream import ActivationStream
 from sampled_sae.training import checkpoint, run
 from sampled_sae.training import step as plain
 from sampled_sae.training.callbacks import Callback, read_log
-from sampled_sae.training.run import Run
+from sampled_sae.training.inputs import Inputs
 from tests.small_runs import QUIET, same_weights
 
 CHILD = """
@@ -189,14 +189,14 @@ class Huge(ActivationStream):
 @pytest.mark.parametrize("log_every", [1, 10])
 def test_an_overflow_is_found_at_its_step_with_its_row(late, log_every, activations, tmp_path, monkeypatch):
     if late:  # as on a GPU, which is asked only when something is logged or saved
-        scaled = Run._scaled
+        batch = Inputs.batch
 
-        def not_at_once(self, x):
+        def not_at_once(self, step):
             with monkeypatch.context() as patch:
-                patch.setattr(Run, "_check_overflow", lambda self: None)
-                return scaled(self, x)
+                patch.setattr(Inputs, "check", lambda self: None)
+                return batch(self, step)
 
-        monkeypatch.setattr(Run, "_scaled", not_at_once)
+        monkeypatch.setattr(Inputs, "batch", not_at_once)
     seen = []
 
     class Steps(Callback):
@@ -207,7 +207,7 @@ def test_an_overflow_is_found_at_its_step_with_its_row(late, log_every, activati
     line = r"batch 13: 1e\+25 in row 17 of the batch: its square is beyond .* checkpoint of step 12 is kept"
     with pytest.raises(ss.UserError, match=line):
         ss.train(Huge(activations), ss.batchtopk(48, 4), callbacks=[Steps()], **settings, **QUIET)
-    assert seen[-1] == (12 if log_every == 1 or not late else 16)
+    assert seen[-1] == (12 if log_every == 1 or not late else 17)
     assert sorted(path.name[-2:] for path in (tmp_path / "checkpoints").iterdir()) == ["06", "12"]
 
 

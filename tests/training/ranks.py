@@ -1,0 +1,132 @@
+"""Trainings that are the same on one process and on several, and how to start these.
+
+`python -m torch.distributed.run --nproc-per-node N -m tests.training.ranks FOLDER JOB...` runs them under torchrun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sampled_sae as ss
+from sampled_sae.data.harvest import model_activations
+from sampled_sae.training.run import Callback
+
+ROOT = Path(__file__).parents[2]
+VOLATILE = ("seconds", "tokens_per_second", "checksum", "versions", "git_commit")
+COMMON: dict[str, Any] = {"batch_size": 64, "heldout_tokens": 128, "log_every": 5, "checkpoint_every": 10}
+
+
+def rows() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    fires = torch.rand(1000, 32, generator=generator) < 0.1
+    return (fires * torch.rand(1000, 32, generator=generator)) @ torch.randn(32, 16, generator=generator)
+
+
+def configs() -> list[ss.SAEConfig]:
+    return [
+        replace(ss.sampled(48, 4, "uniform", l=3), auxk=ss.AuxKConfig(dead_after=500)),
+        ss.batchtopk(64, 4),
+        ss.topk_then_batchtopk(48, 4),
+        ss.topk(32, 4),
+        replace(ss.batchtopk(48, 4, name="groups"), pool=ss.PoolConfig("l2", ss.Fraction(0.4), refresh=7)),
+    ]
+
+
+class Stop(Callback):
+    """Stops a training in the middle of a step, as a crash does."""
+
+    def on_batch(self, run: Any, step: int, x: Any) -> None:
+        if step == 25:
+            raise ss.Interrupted("stopped")
+
+
+def tensors(out: Path, **more: Any) -> None:
+    """Five SAEs on a tensor."""
+    settings = COMMON | {"steps": 40, "device": "cpu", "resume": (out / "run.json").exists()}
+    ss.train(rows(), configs(), out=out, progress=False, **settings, **more)
+
+
+def stopped(out: Path, **more: Any) -> None:
+    """The same until step 25, of which the checkpoint of step 20 is left."""
+    try:
+        tensors(out, callbacks=[Stop()], **more)
+    except ss.Interrupted:
+        return
+    raise AssertionError("not stopped")
+
+
+def texts() -> list[str]:
+    return [f"the {word} thing, {n} times the other {n * n} " * 4 for n, word in enumerate(["a", "bc", "d"] * 40)]
+
+
+def harvest(out: Path, **more: Any) -> None:
+    """Two SAEs at each of two hook points of a language model; several rounds of its buffer."""
+    from tests.models.tiny_models import make_model, make_tokenizer
+
+    model = ss.load_model((make_model("llama"), make_tokenizer()), device="cpu")
+    hooks = {"layer": (0, 1), "context": 16, "buffer_tokens": 1024, "contexts_at_once": 5, "progress": False}
+    settings = COMMON | {"steps": 30, "device": "cpu", "progress": False}
+    ss.train(model_activations(model, texts(), **hooks), configs()[:2], out=out, **settings, **more)
+
+
+JOBS: dict[str, Callable[..., None]] = {"tensors": tensors, "stopped": stopped, "harvest": harvest}
+
+
+def content(out: Path) -> dict[str, Any]:
+    """All files of a finished training, without times and versions."""
+    found: dict[str, Any] = {}
+    for path in sorted(out.rglob("*")):
+        if path.is_file() and path.name not in (".lock",):
+            data = path.read_bytes()
+            if path.suffix == ".json":
+                found[str(path.relative_to(out))] = _plain(json.loads(data))
+            elif path.suffix == ".jsonl":
+                found[str(path.relative_to(out))] = [_plain(json.loads(line)) for line in data.splitlines()]
+            else:
+                found[str(path.relative_to(out))] = data
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items() if name not in VOLATILE}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def torchrun(ranks: int, *words: Any, **options: Any) -> list[str]:
+    """The command of torchrun for a module and its arguments; `options` are torchrun's own."""
+    own = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *own]
+    return [*launcher, "-m", *map(str, words)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+def run_jobs(ranks: int, folder: Path, *jobs: str) -> None:
+    """Run jobs one after the other on so many ranks, each in `folder`/JOB."""
+    command = torchrun(ranks, "tests.training.ranks", folder, *jobs)
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, *jobs = sys.argv[1:]
+    for job in jobs:
+        name, _, divide = job.partition(":")
+        JOBS[name](Path(folder) / job.replace(":", "-"), divide=divide or "auto")
+
+
+if __name__ == "__main__":
+    main()
