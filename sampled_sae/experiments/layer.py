@@ -65,10 +65,9 @@ def read_tokens(text: Any, model: LanguageModel, named: str, context: int, count
     if isinstance(text, np.ndarray | Tensor):
         ids = torch.as_tensor(np.asarray(text).astype(np.int64))
         if ids.shape[1] != context:
-            if context % ids.shape[1] or model.bos:
+            if (context % ids.shape[1] and ids.shape[1] % context) or model.bos:
                 raise UserError(f"context = {context}: the token ids of {named} are in contexts of {ids.shape[1]}")
-            whole = len(ids) - len(ids) % (context // ids.shape[1])
-            ids = ids[:whole].reshape(-1, context)
+            ids = ids.flatten()[: ids.numel() // context * context].view(-1, context)
         return ids[torch.linspace(0, len(ids) - 1, min(count, len(ids))).long()] if spread else ids[:count]
     documents = _spread(text, count * context) if spread else as_text(text).documents()
     found = list(islice(contexts(iter(documents), model.tokenizer, TextConfig(context, model.bos)), count))

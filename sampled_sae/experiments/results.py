@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from sampled_sae.experiments.design import Study
 from sampled_sae.experiments.study import RESULTS
-from sampled_sae.reporting.study import METRICS, Results, read_rows
-from sampled_sae.reporting.study_page import answer, fill_page, forest, tables
+from sampled_sae.reporting.study import GOAL, Results, read_rows
+from sampled_sae.reporting.study_page import NOT_RUN, answer, fill_page, forest, tables
 from sampled_sae.reporting.synthetic import load_results
 from sampled_sae.reporting.write import write_figures
-from sampled_sae.utils.files import make_folder
+from sampled_sae.utils.files import make_folder, write_text
 
 SYNTHETIC = "synthetic"
+DETAILED = "tables.md"
+DETAILS = ("difference-", "datasets-", "self-", "synthetic-")  # beginnings of the names of tables there
+SHOWN = (*GOAL, "absorption_f1", "over_10_percent", "autointerp", "mmcs_seeds")  # metrics with a figure
 
 
 def write_results(study: Study, out: Path, page: Path, figures: Path | None = None) -> list[Path]:
     """Write the answer and the tables of `out`/results.jsonl into a page, and figures into a folder; returns the files.
 
-    Results of `sampled-sae synthetic` are read from `out`/synthetic/PRESET.json.
+    Tables of single metrics go to `out`/tables.md. Without `figures`, those of the page stay. Results of `sampled-sae
+    synthetic` are read from `out`/synthetic/PRESET.json.
     """
     rows = read_rows(out / RESULTS)
     beside = [name for name, setting in study.settings.items() if setting.recipe == "paper"]
     results = Results(rows, {name: setting.model for name, setting in study.settings.items()}, beside)
     synthetic = {path.stem: load_results(path) for path in sorted((out / SYNTHETIC).glob("*.json"))}
     roles = {name: method.role for name, method in study.methods.items()}
-    made = tables(results, study.claims, roles, study.needed, synthetic)
-    fill_page(page, [("answer", answer(results, study.claims, study.needed, roles, synthetic)), *made])
-    if figures is None:
-        return [page]
     drawn = [
         (f"{setting}-{metric}", figure)
-        for setting in results.settings
-        for metric in METRICS
+        for setting in (results.settings if figures is not None else ())
+        for metric in SHOWN
         if (figure := forest(results, setting, metric)) is not None
     ]
-    return [page, *(path for path in write_figures(drawn, make_folder(figures)) if path.suffix == ".png")]
+    files = [] if figures is None else write_figures(drawn, make_folder(figures))
+    images = [path for path in files if path.suffix == ".png"]
+    blocks = [("answer", answer(results, study.claims, study.needed, roles, synthetic))]
+    if figures is not None:
+        shown = "\n\n".join(f"![{path.stem}]({os.path.relpath(path, page.parent)})" for path in images)
+        blocks.append(("figures", shown or NOT_RUN))
+    made = list(tables(results, study.claims, roles, study.needed, synthetic))
+    fill_page(page, [*blocks, *(table for table in made if not table.name.startswith(DETAILS))])
+    write_text(out / DETAILED, "# All tables of the study\n")
+    fill_page(out / DETAILED, [table for table in made if table.name.startswith(DETAILS)])
+    return [page, out / DETAILED, *images]

@@ -74,7 +74,8 @@ def judged(
     `live`: live latents of the whole SAE in each bin.
     """
     config = AutointerpConfig(embedder=embedder, tokens=tokens, max_latents=len(DENSITIES) * EACH, fuzzing_each=0)
-    text = read_tokens(layer.material.report, layer.model, layer.named, CONTEXT, tokens // CONTEXT, spread=True)
+    size = min(CONTEXT, layer.model.context or CONTEXT)
+    text = read_tokens(layer.material.report, layer.model, layer.named, size, tokens // size, spread=True)
     results = evaluate_autointerp_many(list(saes.values()), layer.model, layer.layer, text, config)
     for run, result in zip(saes, results, strict=True):
         bins = [(result.by_density or {}).get(name) for name in DENSITIES]

