@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-lm test test-peers test-cluster test-ranks fuzz crash-test bench quality clean
+.PHONY: demo demo-lm docs release test test-peers test-cluster test-ranks fuzz crash-test bench quality clean
 
 demo: .venv/ready
 	@rm -rf demo
@@ -59,6 +59,20 @@ quality: .venv/ready
 	$(BIN)/python benchmarks/quality.py cpu --text stdlib --out runs/quality
 	$(BIN)/python benchmarks/quality_table.py runs/quality/runs.jsonl
 
+# The docs site in site/; opens from disk. Warnings are errors.
+docs: .venv/docs-ready
+	$(BIN)/python tools/build_docs.py
+	$(BIN)/zensical build --clean --strict
+	@echo "site/index.html"
+
+# Wheel and sdist in dist/, each tested in a clean environment.
+release:
+	PYTHON=$(PYTHON) bash tools/release.sh
+
+.venv/docs-ready: .venv/ready
+	@$(BIN)/pip install -q -q -e '.[docs]'
+	@touch $@
+
 # Rebuilt when the requirements change; a set-up that failed halfway leaves no stamp.
 .venv/ready: pyproject.toml constraints.txt
 	@echo "setting up .venv (once)"
@@ -70,4 +84,4 @@ quality: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv .peers demo demo-lm
+	rm -rf .venv .peers demo demo-lm build dist site

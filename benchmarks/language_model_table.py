@@ -1,4 +1,4 @@
-"""Print the tables of docs/language-models.md from the JSON files beside it, and draw its figure (with --figure).
+"""Print the tables of docs/language-models-v01.md from the JSON files beside it, and draw its figure (with --figure).
 
 python benchmarks/language_model_table.py
 """

@@ -283,7 +283,7 @@ class SAE(nn.Module):
     ) -> SAE:
         """Read a saved SAE of any known format, in its own dtype by default.
 
-        `path` is a folder, a file, or hf:OWNER/NAME[/FOLDER][@REVISION] for one on the hub. `k` is the number of active
+        `path` is a folder, a file, or `hf:OWNER/NAME[/FOLDER][@REVISION]` on the hub. `k` is the number of active
         latents per token, for files that do not name it (Qwen-Scope).
         """
         path = located(hub.local(path))
