@@ -312,8 +312,8 @@ def report(
 def browse(
     sae: SAE | PathLike,
     model: LanguageModel | PathLike | None,
-    text: Text,
-    out: PathLike,
+    text: Text | None,
+    out: PathLike | None = None,
     *,
     tokens: int = 200_000,
     context: int = 128,
@@ -326,24 +326,30 @@ def browse(
     export: NeuronpediaConfig | None = None,
     device: Device | None = None,
     dtype: torch.dtype | None = None,
+    serve: int | None = None,
 ) -> Browser:
     """Write a page that shows the latents of an SAE into `out`: where each fires, which tokens it promotes.
+
+    `out` None is the folder `browser` in the SAE's own. With `serve`, a port, the page is then served on this machine,
+    where it also reads texts that you type, until Ctrl-C; `text` None serves the page that is already in `out`.
 
     The first `tokens` of `text` are read in contexts of `context` tokens. `model` None stands for the one whose name is
     saved with the SAE, likewise `layer`, or `hook` for another hook point by name. `other` is a second SAE whose
     nearest latents are shown, `comparison` the folder of a comparison that lists the unique latents. With
     `neuronpedia`, a folder, the same numbers are written there as batch files for Neuronpedia, named by `export`.
     """
-    from sampled_sae.browser.session import browse_sae
+    from sampled_sae.browser.session import browse_sae, own_page
     from sampled_sae.config import require
     from sampled_sae.data.text import as_text
 
     require(tokens >= 1, "tokens", tokens, "must be at least 1")
-    source = as_text(text)
-    source.documents()  # reports a missing text before the model is loaded
+    require(text is not None or serve is not None, "text", text, "must name a text, unless a page is only served")
+    source = None if text is None else as_text(text)
+    if source is not None:
+        source.documents()  # reports a missing text before the model is loaded
     with _on_disk([sae] if other is None else [sae, other]) as folders:
         return browse_sae(
-            *(folders[0], model, source, Path(out)),
+            *(folders[0], model, source, own_page(sae) if out is None else Path(out)),
             tokens=tokens,
             context=context,
             position=_hook_point(layer, hook),
@@ -354,6 +360,7 @@ def browse(
             export=export,
             device=device,
             dtype=dtype,
+            port=serve,
         )
 
 

@@ -18,12 +18,12 @@ async function showAddress() {
   const mine = ++turn, latent = address(), known = latent >= 0 && latent < book.latents;
   state.chosen = known ? latent : -1;
   // On a phone either the list or the view is shown.
-  document.body.classList.toggle("reading", latent >= 0 || location.hash === "#about");
+  document.body.classList.toggle("reading", latent >= 0 || location.hash === "#about" || location.hash === "#text");
   reveal();
   showRows();
   let content;
   try {
-    content = known ? await latentView(latent) : aboutView(latent >= 0 ? `There is no latent ${latent}: the numbers are 0 to ${book.latents - 1}.` : null);
+    content = known ? await latentView(latent) : location.hash === "#text" ? await textView() : aboutView(latent >= 0 ? `There is no latent ${latent}: the numbers are 0 to ${book.latents - 1}.` : null);
   } catch (error) {
     content = [make("p", {class: "notes", role: "alert"}, error.message)];
   }
@@ -42,6 +42,7 @@ function aboutView(problem) {
     make("dl", {class: "facts"}, ...facts),
     notes.length ? make("ul", {class: "notes"}, ...notes) : null,
     densities(),
+    section("Export to Neuronpedia", "The same numbers as batch files for Neuronpedia, from the command line:", make("pre", {}, book.about.export ?? "")),
     section("Search and keys", null, make("dl", {class: "keys"}, ...[
       ["Search", "Words of an explanation, or one of a latent's top tokens. Every word must match. chem* matches a prefix; #12 is latent 12."],
       ["/", "goes to the search; Enter or ↓ from there to the list"], ["↑ ↓ or ← →", "previous and next latent"],
@@ -87,6 +88,7 @@ const MOVES = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: 1, ArrowUp: -1, PageDown
 
 document.addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.matches("textarea")) return;
   const typing = event.target.matches("input[type=search]"), choosing = event.target.matches("select");
   if (event.key === "Escape") {
     if (typing && query.value) { query.value = ""; refresh(); } else if (typing) query.blur(); else if (location.hash) location.hash = "";

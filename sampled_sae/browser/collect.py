@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.browser.latents import (
+    NONE,
     Neighbors,
     OutputTokens,
     Tick,
@@ -20,6 +21,14 @@ from sampled_sae.browser.latents import (
     output_tokens,
     pick_windows,
     top_tokens,
+)
+from sampled_sae.browser.together import (
+    Counterparts,
+    Together,
+    TokenLatents,
+    coactivating,
+    counterparts,
+    token_latents,
 )
 from sampled_sae.config import Bound, Config, Count, Positive, Seed
 from sampled_sae.data.contexts import find_end_of_text
@@ -49,6 +58,12 @@ class BrowseConfig(Config):
     """Most promoted output tokens, and as many most suppressed ones."""
     near: Count = 5
     """Nearest latents by decoder cosine, in this SAE and in the other one."""
+    together: Count = 5
+    """Latents whose firing is most correlated with a latent's."""
+    samples: Count = 24
+    """Contexts of which the page shows the latents that fire at each token."""
+    latents_kept: Positive = 8
+    """Latents of the largest activations at each token of those contexts."""
     norm_factor: Annotated[float, Bound("must be at least 1 (inf for no high norms)", lambda value: value >= 1)] = 10.0
     """Tokens whose norm is above this many times the median are not read; inf reads all."""
     contexts_at_once: Positive = 16
@@ -67,12 +82,12 @@ Progress = Callable[[str, int, int], None]
 class Other:
     """A second SAE, with which the first one's latents are compared; `near` are its nearest for each of the first.
 
-    `tokens` and `fired` [n] int64: where its latents fire in the same text; None unless it is of the same layer.
+    `tokens` and `pairs`: where its latents fire in the same text; None unless it is of the same layer.
     """
 
     near: Neighbors
     tokens: TopTokens | None
-    fired: Tensor | None
+    pairs: Counterparts | None
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,8 @@ class Browsed:
     histogram: Tensor  # [m, bins] int64
     tokens: TopTokens
     near: Neighbors
+    together: Together
+    samples: TokenLatents
     output: OutputTokens | None  # None where the final norm or the unembedding of the model is unknown
     other: Other | None
     notes: list[str] = field(default_factory=list)  # what is missing, one line each
@@ -139,8 +156,13 @@ def collect(
     if other is not None:
         tick = _steps(progress, "nearest in the other: latents", sae.d_sae)
         its = neighbors(sae.W_dec, other.W_dec.to(sae.device), settings.near, tick)
-        fires = [(top_tokens(one, contexts, settings.tokens_kept), one.fired) for one in found[1:]]
+        nearest = its.latent[:, 0] if settings.near else torch.full((sae.d_sae,), NONE)
+        fires = [
+            (top_tokens(one, contexts, settings.tokens_kept), counterparts(firings, one, nearest, settings.top))
+            for one in found[1:]
+        ]
         second = Other(its, *(fires[0] if fires else (None, None)))
+    tick = _steps(progress, "coactivating: latents", sae.d_sae)
     return Browsed(
         contexts,
         read,
@@ -150,6 +172,8 @@ def collect(
         histogram(firings, settings.bins),
         top_tokens(firings, contexts, settings.tokens_kept),
         near,
+        coactivating(firings, read, settings.together, tick),
+        token_latents(firings, settings.samples, settings.latents_kept),
         output,
         second,
         notes,

@@ -5,7 +5,7 @@ const TOP = -1;  // the band of the top contexts, as it comes out of its column
 const section = (title, note, ...children) => make("section", {}, make("h3", {}, title), note ? make("p", {class: "note"}, note) : null, ...children);
 
 function fact(name, value, meaning) {
-  return value === "" ? null : make("div", {title: meaning}, make("dt", {}, name), make("dd", {}, value));
+  return value === "" ? null : make("div", {}, explained(make("dt", {}, name), meaning), make("dd", {}, value));
 }
 
 async function latentView(latent) {
@@ -22,15 +22,17 @@ async function latentView(latent) {
     fires ? histogramOf(columns, row, maximum) : null,
     fires ? drawnContexts(windows.filter(window => window.band !== TOP), maximum) : null,
     columns.promoted ? outputOf(columns, row) : null,
+    fires && columns.together.length ? firesWith(latent, columns, row) : null,
     nearestHere(columns, row),
     columns.other ? nearestThere(columns, row, otherText) : null,
+    columns.both && fires ? await sideBySide(latent, columns, row, windows) : null,
   ].filter(node => node);
 }
 
 function windowOf(columns, w) {
   const begin = columns.firings[w], end = columns.firings[w + 1], values = new Map();
   for (let i = begin; i < end; i++) values.set(columns.position[i], columns.value[i]);
-  return {band: columns.band[w], context: columns.context[w], center: columns.center[w], values};
+  return {number: w, band: columns.band[w], context: columns.context[w], center: columns.center[w], values};
 }
 
 function headOf(latent) {
@@ -43,15 +45,17 @@ function headOf(latent) {
 
 function facts(latent, scores, unique) {
   const {density, score, near, unique: alone, fired, maximum} = book.columns;
-  const others = Object.entries(scores).map(([name, value]) => fact(name[0].toUpperCase() + name.slice(1), fixed(value), "Score of its explanation"));
+  const meanings = book.about.meanings, named = name => Object.hasOwn(meanings, name) ? meanings[name] : "A score of its explanation.";
+  const others = Object.entries(scores).map(([name, value]) => fact(name[0].toUpperCase() + name.slice(1), fixed(value), named(name)));
+  if (score && book.about.score.head === "Gain") others.unshift(fact("Gain", fixed(score[latent]), book.about.score.meaning));
   const rate = density[latent] > 0 ? `${share(density[latent])}, 1 in ${whole(Math.round(1 / density[latent]))}` : "0";
   const items = [
-    fact("Density", rate, `Share of ${whole(book.about.densityTokens)} tokens`),
-    fact("Fires here", `${whole(fired[latent])} of ${whole(book.about.read)}`, "Tokens of the text that was read for this page"),
-    fact("Largest activation", short(maximum[latent])),
-    ...(others.length || !score ? others : [fact("Score", fixed(score[latent]))]),
-    fact("Nearest in this SAE", fixed(near[latent]), "Largest decoder cosine"),
-    alone ? fact("Uniqueness", fixed(alone[latent]), `1 minus the largest decoder cosine with any latent of ${book.about.other}`) : null,
+    fact("Density", rate, `Share of ${whole(book.about.densityTokens)} tokens at which it fires.`),
+    fact("Fires here", `${whole(fired[latent])} of ${whole(book.about.read)}`, "Tokens of the text that was read for this page."),
+    fact("Largest activation", short(maximum[latent]), "Largest activation in the text that was read for this page, in the units of the model's activations."),
+    ...(others.length || !score ? others : [fact(book.about.score.head, fixed(score[latent]), book.about.score.meaning)]),
+    fact("Nearest in this SAE", fixed(near[latent]), "Largest decoder cosine with another latent of this SAE; near 1 is a duplicate."),
+    alone ? fact("Uniqueness", fixed(alone[latent]), `1 minus the largest decoder cosine with any latent of ${book.about.other}; near 0 it is there too.`) : null,
   ];
   return make("div", {}, make("dl", {class: "facts"}, ...items), unique ? uniqueNote(unique) : null);
 }
@@ -107,6 +111,7 @@ function drawnContexts(windows, maximum) {
 
 const contextList = (windows, maximum) => make("ol", {class: "contexts"}, ...windows.map(window => contextLine(window, maximum)));
 
+// `window.also`: positions at which another latent fires too, if there is one to compare with.
 function contextLine(window, maximum) {
   const text = make("span", {class: "context", dir: "ltr"}), value = short(window.values.get(window.center));
   const button = make("button", {type: "button", "aria-expanded": "false", title: "Show the whole context"}, value);
@@ -122,15 +127,17 @@ function contextLine(window, maximum) {
   return line;
 }
 
-function shaded({words, values, center}, maximum, all) {
+function shaded({words, values, center, also}, maximum, all) {
   const from = all ? 0 : center - BEFORE, to = all ? words.length : center + AFTER + 1, nodes = [];
   for (const piece of pieces(words)) {
     if (piece.to <= from || piece.from >= to) continue;
     let value = 0;
     for (let i = piece.from; i < piece.to; i++) value = Math.max(value, values.get(i) ?? 0);
     const marked = center >= piece.from && center < piece.to;
-    if (!value) nodes.push(make("span", {}, piece.text));
-    else nodes.push(make(marked ? "mark" : "span", {class: "hot", "--heat-part": (value / maximum).toFixed(3), title: `“${piece.text}”: ${short(value)}`}, piece.text));
+    let both = false;
+    for (let i = piece.from; i < piece.to; i++) both ||= also?.has(i) ?? false;
+    if (!value) nodes.push(make("span", {class: both ? "also" : undefined}, piece.text));
+    else nodes.push(make(marked ? "mark" : "span", {class: both ? "hot also" : "hot", "--heat-part": (value / maximum).toFixed(3), title: `“${piece.text}”: ${short(value)}`}, piece.text));
   }
   return [from > 0 ? "…" : "", ...nodes, to < words.length ? "…" : ""];
 }
@@ -144,6 +151,15 @@ function nearestHere(columns, row) {
   return section("Nearest latents in this SAE", note, make("ol", {class: "neighbors"}, ...items));
 }
 
+function firesWith(latent, columns, row) {
+  const width = columns.together.length / (columns.windows.length - 1), at = part(columns.togetherAt, row, width), by = part(columns.togetherBy, row, width);
+  const items = [...part(columns.together, row, width)].map((other, i) => other < 0 ? null :
+    neighbor(by[i], link(other), topTokens(other), explanation(other), `at ${Math.round((100 * at[i]) / book.columns.fired[latent])}% of its tokens`));
+  const none = items.every(item => !item);
+  return section("Coactivating latents", none ? "No other latent fires at three of its tokens or more." : "By the correlation of firing over the tokens read, and at what share of this latent's tokens each fires too.",
+    make("ol", {class: "neighbors"}, ...items));
+}
+
 function nearestThere(columns, row, otherText) {
   const width = columns.other.length / (columns.windows.length - 1), kept = book.tokensKept, known = columns.otherTokens;
   const items = [...part(columns.other, row, width)].map((latent, i) => {
@@ -151,11 +167,11 @@ function nearestThere(columns, row, otherText) {
     const at = row * width + i, words = known ? [...part(known, at, kept)].filter(word => word >= 0) : [];
     return neighbor(columns.otherCosine[at], make("span", {class: "number"}, `#${latent}`), known && !columns.otherFired[at] ? null : words, otherText?.[latent]);
   });
-  return section(`Nearest latents in ${book.about.other}`, null, make("ol", {class: "neighbors"}, ...items));
+  return section(`Nearest latents in ${book.about.other}`, "By the cosine of decoder rows.", make("ol", {class: "neighbors"}, ...items));
 }
 
 // `words`: what it fires on; null for a latent that does not fire in this text.
-function neighbor(cosine, name, words, said) {
+function neighbor(cosine, name, words, said, note) {
   const shown = words === null ? [make("i", {}, "dead here")] : words.slice(0, 4).flatMap(word => [chip(word), " "]);
-  return make("li", {}, make("b", {}, fixed(cosine)), name, make("span", {class: "about"}, make("span", {}, ...shown), said ? make("span", {class: "text"}, said) : null));
+  return make("li", {}, make("b", {}, fixed(cosine)), name, make("span", {class: "about"}, make("span", {}, ...shown), note ? make("small", {}, note) : null, said ? make("span", {class: "text"}, said) : null));
 }

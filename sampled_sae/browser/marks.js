@@ -19,6 +19,14 @@ function draw(tag, options = {}, ...children) {
   return node;
 }
 
+// The node with what it means, which tips.js shows on hover, focus and tap.
+function explained(node, meaning) {
+  if (!meaning) return node;
+  node.dataset.tip = meaning;
+  if (!node.matches("button, a")) node.tabIndex = 0;
+  return node;
+}
+
 const whole = value => value.toLocaleString("en-US");
 const short = value => !Number.isFinite(value) ? "" : value === 0 ? "0" : Math.abs(value) >= 1000 ? whole(Math.round(value)) : value.toPrecision(3);
 const share = value => value === 0 ? "0" : value >= 1e-8 ? `${Number((100 * value).toPrecision(2))}%` : `${value.toExponential(1)}`;

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from sampled_sae.browser.collect import BrowseConfig
+from sampled_sae.browser.files import Page
 from sampled_sae.browser.neuronpedia import NeuronpediaConfig, write_neuronpedia
-from sampled_sae.browser.write import make_page, write_browser
+from sampled_sae.browser.serve import TextReader, serve
+from sampled_sae.browser.write import make_page, read_record, write_browser
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.text import TextList, TextSource
 from sampled_sae.evals.results import read_unique
 from sampled_sae.evals.session import layer_of, named
+from sampled_sae.formats import hub, results_folder
 from sampled_sae.models import load
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
@@ -38,7 +41,7 @@ class Browser(NamedTuple):
 def browse_sae(
     folder: Path,
     model: LanguageModel | str | Path | None,
-    text: TextSource | TextList,
+    text: TextSource | TextList | None,
     out: Path,
     *,
     tokens: int,
@@ -51,9 +54,11 @@ def browse_sae(
     export: NeuronpediaConfig | None,
     device: str | torch.device | None,
     dtype: torch.dtype | None,
+    port: int | None = None,
 ) -> Browser:
     """`api.browse` for SAEs on disk; all that needs no model is checked before it is loaded."""
-    place, settings, bars = usable_device(device), config or BrowseConfig(), Stages()
+    record = read_record(out, folder) if text is None else None
+    place, settings = usable_device(device), config or BrowseConfig()
     sae, second = SAE.load(folder, place), None if other is None else SAE.load(other, place)
     name = named(sae.cfg, "model_name", model, "model", folder)
     position = layer_of(sae.cfg, position, folder)
@@ -62,26 +67,46 @@ def browse_sae(
     for written in (out, *([] if neuronpedia is None else [neuronpedia])):
         check_writable(written)
     lm = name if isinstance(name, LanguageModel) else load.load_model(name, place, dtype, [position])
-    try:
-        page = make_page(
-            *(sae, lm, lm.where(position), first_contexts(sae, lm, text, tokens, context), settings),
-            text=text.name,
-            other=second,
-            comparison=comparison,
-            progress=bars,
-        )
-        index = write_browser(page, lm.tokenizer, out, bars)
-        batches = None
-        if neuronpedia is not None:
-            batches = write_neuronpedia(page, sae, lm, neuronpedia, export or NeuronpediaConfig())
-    except torch.cuda.OutOfMemoryError:
-        sizes = f"contexts_at_once = {settings.contexts_at_once}, tokens_at_once = {settings.tokens_at_once}"
-        raise UserError(f"{sizes}: out of GPU memory; lower them") from None
-    finally:
-        bars.close()
-    live = int((page.browsed.firings.fired > 0).sum())
-    fire = f"{live:,} of {sae.d_sae:,} latents fire in {page.browsed.read:,} tokens"
-    return Browser(index, f"{fire}; {len(page.meanings):,} are explained", page.about["notes"], batches)
+    made = Browser(out / "index.html", "" if record is None else record.summary, [])
+    if text is not None:
+        bars = Stages()
+        try:
+            page = make_page(
+                *(sae, lm, lm.where(position), first_contexts(sae, lm, text, tokens, context), settings),
+                text=text.name,
+                other=second,
+                comparison=comparison,
+                progress=bars,
+            )
+            index = write_browser(page, lm.tokenizer, out, bars)
+            batches = None
+            if neuronpedia is not None:
+                batches = write_neuronpedia(page, sae, lm, neuronpedia, export or NeuronpediaConfig())
+        except torch.cuda.OutOfMemoryError:
+            sizes = f"contexts_at_once = {settings.contexts_at_once}, tokens_at_once = {settings.tokens_at_once}"
+            raise UserError(f"{sizes}: out of GPU memory; lower them") from None
+        finally:
+            bars.close()
+        made = Browser(index, _summary(page), page.about["notes"], batches)
+    if port is not None:
+        serve(read_record(out, folder), out, TextReader(sae, lm, lm.where(position)), port)
+    return made
+
+
+def own_page(sae: SAE | str | Path) -> Path:
+    """Folder of the page in an SAE's own folder."""
+    own = sae.folder if isinstance(sae, SAE) else sae if hub.parse(sae) is None else None
+    if own is None:
+        raise UserError("out: must name a folder for the page, because this SAE is in none of yours")
+    return results_folder(Path(own)) / "browser"
+
+
+def _summary(page: Page) -> str:
+    """How many latents fire and are explained."""
+    firings = page.browsed.firings
+    live = int((firings.fired > 0).sum())
+    fire = f"{live:,} of {firings.d_sae:,} latents fire in {page.browsed.read:,} tokens"
+    return f"{fire}; {len(page.meanings):,} are explained"
 
 
 def first_contexts(sae: SAE, model: LanguageModel, text: TextSource | TextList, tokens: int, length: int) -> Tensor:

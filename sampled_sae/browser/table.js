@@ -7,11 +7,11 @@ let columns = [];
 function possibleColumns() {
   const about = book.about, other = about.other ?? "the other SAE";
   return [
-    {key: "latent", head: "Latent", title: "number", down: false},
-    {key: "density", head: "Density", title: "density", down: true, show: share, meaning: "Share of tokens at which it fires"},
-    {key: "score", head: "Score", title: "score", down: true, show: fixed, meaning: "How well its explanation predicts where it fires"},
-    {key: "near", head: "Nearest", title: "nearest in this SAE", down: true, show: fixed, meaning: "Largest decoder cosine with another latent of this SAE"},
-    {key: "unique", head: "Unique", title: "uniqueness", down: true, show: fixed, meaning: `1 minus the largest decoder cosine with any latent of ${other}`},
+    {key: "latent", head: "Latent", title: "number", down: false, meaning: "Number of the latent in the SAE, from 0."},
+    {key: "density", head: "Density", title: "density", down: true, show: share, meaning: `Share of ${whole(about.densityTokens)} tokens at which it fires.`},
+    {key: "score", head: about.score?.head, title: about.score?.head.toLowerCase(), down: true, show: fixed, meaning: about.score?.meaning},
+    {key: "near", head: "Nearest", title: "nearest in this SAE", down: true, show: fixed, meaning: "Largest decoder cosine with another latent of this SAE; near 1 is a duplicate."},
+    {key: "unique", head: "Unique", title: "uniqueness", down: true, show: fixed, meaning: `1 minus the largest decoder cosine with any latent of ${other}; near 0 it is there too.`},
     {key: "listed", title: "uniqueness with explanations", down: true, meaning: "By sampled-sae compare: decoder rows and explanations"},
     {key: "maximum", title: "largest activation", down: true},
   ].filter(column => column.key === "latent" || book.columns[column.key]);
@@ -21,8 +21,7 @@ function fillHeads() {
   columns = possibleColumns();
   for (const {key, title} of columns) document.getElementById("sort").append(make("option", {value: key}, title));
   for (const column of columns.filter(column => column.head)) {
-    const button = make("button", {type: "button", class: column.key, title: column.meaning, onclick: () => sortBy(column.key)}, column.head);
-    heads.append(button);
+    heads.append(explained(make("button", {type: "button", class: column.key, onclick: () => sortBy(column.key)}, column.head), column.meaning));
   }
   heads.append(make("span", {class: "top"}, "Fires on"), make("span", {class: "text"}, book.explanations.size ? "Explanation" : ""));
   heads.dataset.columns = inner.dataset.columns = columns.filter(column => column.head).map(column => column.key).join(" ");

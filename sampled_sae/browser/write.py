@@ -3,37 +3,71 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shlex
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from sampled_sae.browser.collect import BrowseConfig, Progress, collect
-from sampled_sae.browser.files import Page, data_files
-from sampled_sae.evals.results import FIRING, Density, read_density, read_explanations, read_unique
+from sampled_sae.browser.files import MEANINGS, Page, data_files
+from sampled_sae.config import read_file, write_file
+from sampled_sae.evals.results import FIRING, Density, fingerprint, read_density, read_explanations, read_unique
 from sampled_sae.hooks import Where, hook_title, saved_hook
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.reporting import palette
+from sampled_sae.reporting.collect import BROWSER
 from sampled_sae.reporting.pages import render, trusted
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, new_folder, remove_leftovers, write_text
 from sampled_sae.utils.measures import shown
 
-CODE = ("data.js", "marks.js", "table.js", "latent.js", "browse.js")
+CODE = ("data.js", "marks.js", "table.js", "latent.js", "pair.js", "text.js", "browse.js")
 HERE = Path(__file__).parent
 
 
-def html_page(title: str, summary: str, data_folder: str) -> str:
-    """The whole page as text; `data_folder` is the name of the folder beside it with its data."""
-    css = trusted("\n" + palette.css() + (HERE / "browse.css").read_text(encoding="utf-8"))
-    code = trusted('\n"use strict";\n' + "".join((HERE / name).read_text(encoding="utf-8") for name in CODE))
-    return render("browser.html", HERE, title=title, summary=summary, data_folder=data_folder, css=css, code=code)
+def html_page(title: str, summary: str, data_folder: str, served: bool = False) -> str:
+    """The whole page as text; `data_folder` is the name of the folder beside it with its data.
+
+    A page that is `served` may send texts to its server.
+    """
+    tips = HERE.parent / "reporting"
+    styles = (palette.css(), *(path.read_text(encoding="utf-8") for path in (HERE / "browse.css", tips / "tips.css")))
+    scripts = (path.read_text(encoding="utf-8") for path in (tips / "tips.js", *(HERE / name for name in CODE)))
+    parts = {"css": trusted("\n" + "".join(styles)), "code": trusted('\n"use strict";\n' + "".join(scripts))}
+    return render("browser.html", HERE, title=title, summary=summary, data_folder=data_folder, served=served, **parts)
 
 
 FOLDER = re.compile(r"data-[0-9a-f]{12}")  # how folders of data are called: by what is in them
+
+
+class Record(NamedTuple):
+    """browser.json beside a page: what a report links it by, and what a server needs to know of it."""
+
+    sae: str  # folder of the SAE, relative to the page's
+    weights: str  # fingerprint of the SAE
+    title: str
+    summary: str
+    data: str  # folder of the data
+
+
+def read_record(out: Path, folder: Path) -> Record:
+    """The record of the page of the SAE in `folder` that lies in `out`."""
+    path = out / BROWSER
+    if not path.exists():
+        raise UserError(f"out = {str(out)!r}: holds no page of latents; name a text with --text to make one")
+    content = read_file(path, "browser")
+    fields = [content.get(name) for name in Record._fields]
+    if not all(isinstance(field, str) for field in fields) or not FOLDER.fullmatch(content["data"]):
+        raise UserError(f"{path}: not the record of a page of latents")
+    record = Record(*map(str, fields))
+    if record.weights != fingerprint(folder):
+        raise UserError(f"out = {str(out)!r}: holds the page of another SAE, {record.title}")
+    return record
 
 
 def write_browser(page: Page, tokenizer: Any, out: Path, progress: Progress | None = None) -> Path:
@@ -43,7 +77,8 @@ def write_browser(page: Page, tokenizer: Any, out: Path, progress: Progress | No
     older one's data removed; nothing else in `out` is touched.
     """
     remove_leftovers(make_folder(out), "data-*")
-    remove_leftovers(out, "index.html")
+    for name in ("index.html", BROWSER):
+        remove_leftovers(out, name)
     report = progress or (lambda what, done, total: None)
     files = data_files(page, tokenizer)
     name, text = next(files)
@@ -54,7 +89,11 @@ def write_browser(page: Page, tokenizer: Any, out: Path, progress: Progress | No
             (temporary / f"{name}.js").write_text(text, encoding="ascii")
             report("writing: files", min(done, page.chunks), page.chunks)
     report("writing: files", page.chunks, page.chunks)
-    write_text(out / "index.html", html_page(page.about["title"], page.about["summary"], folder))
+    title, summary = page.about["title"], page.about["summary"]
+    if page.folder is not None:
+        sae = Path(os.path.relpath(page.folder.resolve(), out.resolve())).as_posix()
+        write_file(out / BROWSER, "browser", Record(sae, fingerprint(page.folder), title, summary, folder)._asdict())
+    write_text(out / "index.html", html_page(title, summary, folder))
     for old in out.iterdir():
         if old.name != folder and FOLDER.fullmatch(old.name) and old.is_dir() and not old.is_symlink():
             shutil.rmtree(old, ignore_errors=True)
@@ -118,9 +157,13 @@ def make_page(
         "read": browsed.read,
         "densityTokens": counted.tokens,
         "bands": config.bands,
+        "meanings": MEANINGS,
+        "export": shown(
+            f"sampled-sae browse {shlex.quote(str(folder))} --text {shlex.quote(text)} --neuronpedia FOLDER"
+        ),
         "other": None if name is None else shown(name),
     }
-    return Page(browsed, counted, about, meanings, other_meanings, unique)
+    return Page(browsed, counted, about, meanings, other_meanings, unique, folder)
 
 
 def _folder(sae: SAE) -> Path:

@@ -23,10 +23,15 @@ class Browse:
     folder: tyro.conf.Positional[Path]
     """Folder of the SAE, or hf:OWNER/NAME[/FOLDER][@REVISION] on the hub. Explanations, scores and densities that
     evaluations left in it are shown."""
-    text: str
-    """Hub dataset, a file, a folder of files, or stdlib; preferably text that was not trained on."""
-    out: Path
-    """Folder for index.html and its data."""
+    text: str | None = None
+    """Hub dataset, a file, a folder of files, or stdlib; preferably text that was not trained on. May be left out with
+    --serve if the page is there already."""
+    out: Path | None = None
+    """Folder for index.html and its data; the folder browser in the SAE's own when unset, where reports find it."""
+    serve: bool = False
+    """Serve the page on this machine, with the model loaded: it then also reads texts that you type."""
+    port: int = 8008
+    """Port of the server; 0 takes any that is free."""
     other: Path | None = None
     """Folder of a second SAE of the same width, whose nearest latents are shown too."""
     compare: Path | None = None
@@ -69,10 +74,12 @@ class Browse:
 
         if self.neuronpedia is None and self.export != NeuronpediaConfig():
             raise UserError("export: has no effect without --neuronpedia FOLDER")
+        if self.text is None and not self.serve:
+            raise UserError("text: must name a text, unless --serve is given and the page is there already")
         made = browse(
             self.folder,
             self.model,
-            TextSource(self.text, self.text_field, self.split, self.subset),
+            None if self.text is None else TextSource(self.text, self.text_field, self.split, self.subset),
             self.out,
             tokens=self.tokens,
             context=self.context,
@@ -85,6 +92,7 @@ class Browse:
             export=self.export,
             device=self.device,
             dtype=self.model_dtype and getattr(torch, self.model_dtype),
+            serve=self.port if self.serve else None,
         )
         for note in made.notes:
             print(note, file=sys.stderr)

@@ -137,6 +137,13 @@ class Explanation(NamedTuple):
     text: str  # one short sentence
     score: float | None  # its interpretability score; None if it was not scored
     scores: Mapping[str, float] = {}  # all scores by name
+    control: Mapping[str, float] = {}  # the same with the explanation of another latent; empty without a control
+
+    @property
+    def gain(self) -> float | None:
+        """Balanced detection minus its control; None unless both were measured."""
+        both = self.scores.get("balanced"), self.control.get("balanced")
+        return None if both[0] is None or both[1] is None else both[0] - both[1]
 
 
 def explanations_path(folder: Path) -> Path:
@@ -161,7 +168,7 @@ def read_explanations(folder: Path, d_sae: int | None = None) -> dict[int, Expla
     found = {}
     for latent, entry in latents.items():
         known = entry if isinstance(entry, dict) else {"explanation": entry}
-        text, score, scores = known.get("explanation"), known.get("score"), known.get("scores")
+        text, score = known.get("explanation"), known.get("score")
         if not latent.isdecimal() or not isinstance(text, str | None):
             raise UserError(f"{path}: latents[{latent!r}] must be a latent's number with an `explanation` that is text")
         if score is not None and not _is_number(score):
@@ -169,10 +176,15 @@ def read_explanations(folder: Path, d_sae: int | None = None) -> dict[int, Expla
         if text and d_sae is not None and int(latent) >= d_sae:
             raise UserError(f"{path}: explains latent {latent}: the SAE has {d_sae}; is the file another SAE's?")
         if text:
-            numbers = scores if isinstance(scores, dict) else {}
-            named = {str(name): float(value) for name, value in numbers.items() if _is_number(value)}
-            found[int(latent)] = Explanation(text, None if score is None else float(score), named)
+            named = [_numbers(known.get(name)) for name in ("scores", "control")]
+            found[int(latent)] = Explanation(text, None if score is None else float(score), *named)
     return dict(sorted(found.items()))
+
+
+def _numbers(record: Any) -> dict[str, float]:
+    """The numbers in an object, by name."""
+    items = record.items() if isinstance(record, dict) else ()
+    return {str(name): float(value) for name, value in items if _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:

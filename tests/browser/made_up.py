@@ -8,8 +8,9 @@ import transformers
 from tokenizers import Tokenizer, models
 
 from sampled_sae.browser.collect import Browsed, Other
-from sampled_sae.browser.files import LATENTS_A_CHUNK, Page
+from sampled_sae.browser.files import LATENTS_A_CHUNK, MEANINGS, Page
 from sampled_sae.browser.latents import OutputTokens, histogram, neighbors, pick_windows, top_tokens
+from sampled_sae.browser.together import coactivating, counterparts, token_latents
 from sampled_sae.browser.write import write_browser
 from sampled_sae.evals.reading import Firings
 from sampled_sae.evals.results import Density, Explanation, UniqueLatent
@@ -61,6 +62,7 @@ def made_up_page(words: int, m: int = M, n: int = N, length: int = L, other: boo
     decoder, second = torch.randn(2, m, 12, generator=generator)
     effect = torch.randn(m, words, generator=generator)
     up, down = effect.topk(5, dim=1), effect.topk(5, dim=1, largest=False)
+    near = neighbors(decoder, second, 5)
     browsed = Browsed(
         contexts,
         n * length,
@@ -70,8 +72,10 @@ def made_up_page(words: int, m: int = M, n: int = N, length: int = L, other: boo
         histogram(firings, 16),
         tokens,
         neighbors(decoder, None, 5),
+        coactivating(firings, n * length, 5),
+        token_latents(firings, 6, 4),
         OutputTokens(up.indices, up.values, down.indices, down.values),
-        Other(neighbors(decoder, second, 5), tokens, firings.fired) if other else None,
+        Other(near, tokens, counterparts(firings, firings, near.latent[:, 0], 3)) if other else None,
         ["A note."],
     )
     about = {
@@ -82,6 +86,7 @@ def made_up_page(words: int, m: int = M, n: int = N, length: int = L, other: boo
         "read": n * length,
         "densityTokens": n * length,
         "bands": 5,
+        "meanings": MEANINGS,
         "other": "</script>other" if other else None,
     }
     meanings = {

@@ -45,6 +45,10 @@ class Browsed(Opened):
         self.page.evaluate(f"location.hash = '#latent={latent}'")
         self.page.wait_for_selector(f"#view h2:text-is('Latent {latent}')")
 
+    def section(self, title: str) -> Any:
+        """A section of the view by its heading."""
+        return self.page.locator("#view section", has=self.page.locator(f"h3:text-is({title!r})"))
+
     def latents(self) -> list[int]:
         """The whole list in its order."""
         order: list[int] = self.page.evaluate("[...state.order]")
@@ -179,7 +183,7 @@ def test_a_latent(opened: Browsed, made: tuple[Path, Page]) -> None:
     own = browsed.windows.latent == 300
     top = browsed.firings.value[browsed.windows.center[own & (browsed.windows.band == -1)]]
     assert [float(value) for value in values] == pytest.approx(top.tolist(), rel=5e-3)
-    names = opened.page.locator(".neighbors").nth(0).locator(".number").all_inner_texts()
+    names = opened.section("Nearest latents in this SAE").locator(".number").all_inner_texts()
     assert names == [f"#{latent}" for latent in browsed.near.latent[300].tolist()]
     bars = (
         opened.page.locator("#view svg")
@@ -187,10 +191,83 @@ def test_a_latent(opened: Browsed, made: tuple[Path, Page]) -> None:
         .evaluate_all("bars => bars.map(bar => +bar.getAttribute('height'))")
     )
     assert [height > 0 for height in bars] == (browsed.histogram[300] > 0).tolist()
-    opened.page.locator(".neighbors a").first.click()
+    opened.section("Nearest latents in this SAE").locator("a").first.click()
     opened.page.wait_for_selector(f"#view h2:text-is('Latent {names[0][1:]}')")
     opened.page.go_back()
     opened.page.wait_for_selector("#view h2:text-is('Latent 300')")
+
+
+def test_coactivating_latents(opened: Browsed, made: tuple[Path, Page]) -> None:
+    together = made[1].browsed.together
+    latent = int((together.latent >= 0).sum(1).argmax())
+    opened.go(latent)
+    rows = opened.section("Coactivating latents")
+    right = [f"#{other}" for other in together.latent[latent].tolist() if other >= 0]
+    assert right and rows.locator(".number").all_inner_texts() == right
+    assert float(rows.locator("b").first.inner_text()) == pytest.approx(
+        float(together.correlation[latent, 0]), abs=5e-3
+    )
+
+
+def test_side_by_side_with_another_sae(opened: Browsed, made: tuple[Path, Page]) -> None:
+    browsed = made[1].browsed
+    assert browsed.other is not None and browsed.other.pairs is not None
+    pairs = browsed.other.pairs
+    latent = int(pairs.both.argmax())
+    match, both = int(pairs.latent[latent]), int(pairs.both[latent])
+    opened.go(latent)
+    shown = opened.section(f"Side by side with </script>other #{match}")
+    assert f"Both fire at {both} tokens" in shown.inner_text()
+    values = shown.locator(".pair > div").nth(1).locator(".contexts button").all_inner_texts()
+    own = pairs.windows.latent == match
+    right = pairs.firings.value[pairs.windows.center[own]]
+    assert [float(value) for value in values] == pytest.approx(right.tolist(), rel=5e-3)
+    for button in shown.locator(".contexts button").all():
+        button.click()
+    counts = [0, 0]
+    mine, its = browsed.firings.dense(latent) > 0, pairs.firings.dense(match) > 0
+    windows = browsed.windows
+    top = windows.center[(windows.latent == latent) & (windows.band == -1)]
+    for side, centers, firings in ((0, top, browsed.firings), (1, pairs.windows.center[own], pairs.firings)):
+        contexts = firings.position[centers].long() // firings.shape[1]
+        counts[side] = int((its if side == 0 else mine)[contexts].sum())
+        assert shown.locator(".pair > div").nth(side).locator(".also").count() == counts[side]
+    assert sum(counts) > 0
+
+
+def test_latents_in_a_sample_of_the_text(opened: Browsed, made: tuple[Path, Page]) -> None:
+    samples, page = made[1].browsed.samples, opened.page
+    page.locator("#to-text").click()
+    page.locator("#sample").select_option("2")
+    page.wait_for_selector("#view h3:text-is('Sample 3')")
+    assert page.locator(".own").count() == 0 and "--serve" in page.locator("#view").inner_text()
+    at = int((samples.latent[2] >= 0).sum(1).argmax())
+    page.locator(".words button").nth(at).click()
+    right = [f"#{latent}" for latent in samples.latent[2, at].tolist() if latent >= 0]
+    assert right and page.locator("#view .neighbors .number").all_inner_texts() == right
+    page.locator(".shade").first.click()
+    latent = int(samples.latent[2, at, 0])
+    assert page.locator(".words .hot").count() == int((samples.latent[2] == latent).any(1).sum())
+
+
+def test_numbers_are_explained_on_hover_focus_and_tap(opened: Browsed) -> None:
+    page, tip = opened.page, opened.page.locator("#tip")
+    page.locator("#heads button.density").hover()
+    assert tip.inner_text() == "Share of 1,440 tokens at which it fires."
+    page.mouse.move(5, 5)
+    assert not tip.is_visible()
+    opened.go(3)
+    term = page.locator(".facts dt", has_text="Detection")
+    term.focus()
+    assert (
+        "windows that a judge classifies correctly" in tip.inner_text()
+        and term.get_attribute("aria-describedby") == "tip"
+    )
+    page.locator("#view h2").click()
+    assert not tip.is_visible()
+    term.click()
+    assert tip.is_visible()
+    page.keyboard.press("Escape")
 
 
 def test_shades_and_whole_contexts(opened: Browsed, made: tuple[Path, Page]) -> None:
@@ -233,7 +310,8 @@ def test_hostile_text_is_text(opened: Browsed, made: tuple[Path, Page]) -> None:
 def test_silent_and_absent_latents(browser: Any, made: tuple[Path, Page]) -> None:
     opened = Browsed(browser, made[0], f"#latent={SILENT}")
     assert "It is dead here" in opened.page.locator("#view").inner_text()
-    assert opened.page.locator(".neighbors li").count() == 10
+    near = ("Nearest latents in this SAE", "Nearest latents in </script>other")
+    assert [opened.section(title).locator("li").count() for title in near] == [5, 5]
     opened.page.evaluate("location.hash = '#latent=99999'")
     opened.page.wait_for_selector("text=There is no latent 99999")
     opened.close()
@@ -284,6 +362,12 @@ def test_a_phone(browser: Any, made: tuple[Path, Page], scheme: str) -> None:
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) > 384) == (scheme == "light")
     assert page.locator("#rows").is_visible() and not page.locator("#view").is_visible()
+    heads = page.locator("#heads > :visible").all_inner_texts()
+    assert heads == ["Latent", "Density", "Detection", "Fires on"]
+    for name in ("density", "score"):
+        head, cell = (page.locator(f"{of} .{name}").first.bounding_box() for of in ("#heads", ".row"))
+        assert head is not None and cell is not None
+        assert head["x"] + head["width"] == pytest.approx(cell["x"] + cell["width"], abs=16)
     page.locator(".row").first.click()
     page.wait_for_selector("#view h2:text-is('Latent 300')")
     assert page.locator("#view").is_visible() and not page.locator("#rows").is_visible()

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from sampled_sae.browser.files import LATENTS_A_CHUNK, column, data_files, script, words_of
+from sampled_sae.browser.files import LATENTS_A_CHUNK, column, data_files, ranking, script
 from sampled_sae.browser.latents import TOP
+from sampled_sae.browser.words import words_of
 from sampled_sae.browser.write import write_browser
+from sampled_sae.evals.results import Explanation
 from tests.browser.made_up import HOSTILE, SILENT, WORDS, M, hostile_tokenizer, made_up_page
 from tests.evals.autointerp.tools import WORDS as SPACED
 from tests.evals.autointerp.tools import word_tokenizer
@@ -182,3 +184,16 @@ def test_parts_of_a_character_keep_their_bytes():
 def test_the_space_that_a_lone_token_loses():
     tokenizer = word_tokenizer()
     assert words_of([SPACED.index("gene")], tokenizer).text == [" gene"]
+
+
+def test_latents_are_sorted_by_balanced_detection_minus_its_control():
+    def explained(balanced, control):
+        scores = {"balanced": balanced} if balanced is not None else {}
+        return Explanation("x", 0.9, scores, {"balanced": control} if control is not None else {})
+
+    both = {0: explained(0.9, 0.4), 1: explained(0.8, 0.7), 2: explained(0.9, None)}
+    gains = ranking(both)
+    assert gains.head == "Gain" and gains.values == pytest.approx({0: 0.5, 1: 0.1})
+    alone = ranking({0: explained(0.9, None), 1: explained(None, None)})
+    assert alone.head == "Balanced" and alone.values == {0: 0.9} and "guessing gives 0.5" in alone.meaning
+    assert ranking({0: explained(None, None)}).head == "Detection" and ranking({}) is None

@@ -255,3 +255,40 @@ def test_odd_values_anywhere_do_not_stop_it(tmp_path: Path) -> None:
         text = html(tmp_path)
         assert "batchtopk" in text and "\u202e" not in text
         file.write_text(before)
+
+
+def test_links_to_the_feature_browsers(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "run")
+    folder = tmp_path / "run" / "saes" / "batchtopk-s0" / "browser"
+    put(folder / "browser.json", {"sae": ".."})
+    put(folder / "index.html", "")
+    elsewhere = tmp_path / "run" / "pages" / "a #1"
+    put(elsewhere / "browser.json", {"sae": "../../saes/topk-s1"})
+    put(elsewhere / "index.html", "")
+    put(tmp_path / "run" / "broken" / "browser.json", {"sae": 3})
+    text = write_report([tmp_path / "run"], tmp_path / "out", figures=False).page.read_text(encoding="utf-8")
+    assert '<a href="../run/saes/batchtopk-s0/browser/index.html">batchtopk-s0</a>' in text
+    assert '<a href="../run/pages/a%20%231/index.html">topk-s1</a>' in text
+    assert text.count('">Feature browser</a>') == 2
+
+
+def test_the_first_axes_are_those_that_most_saes_have(tmp_path: Path) -> None:
+    write_sweep(tmp_path)
+    for config in grid()[2:]:
+        (tmp_path / "saes" / str(config.name) / "evals" / "absorption.json").unlink()
+    text = html(tmp_path)
+    chosen = [
+        part.split('"', 1)[0]
+        for part in text.split('<option value="')[1:]
+        if part.split(">", 1)[0].endswith("selected")
+    ]
+    assert chosen[:2] == ["fvu", "ce_recovered"]
+
+
+def test_every_section_can_be_reached(tmp_path: Path) -> None:
+    reader = Reader(html(write_sweep(tmp_path)))
+    ids = {attributes.get("id") for _, attributes in reader.tags}
+    links = [
+        href[1:] for tag, attributes in reader.tags if tag == "a" and (href := attributes.get("href") or "")[:1] == "#"
+    ]
+    assert len(links) == 8 and set(links) <= ids

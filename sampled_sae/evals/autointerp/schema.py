@@ -228,13 +228,15 @@ class AutointerpResult(NamedTuple):
         return sorted(scored, key=lambda latent: ([-(score or 0.0) for score in latent.scores], latent.latent))[:n]
 
     def save_explanations(self, folder: Path) -> Path:
-        """Write evals/explanations.json in the SAE's folder; `score` is detection's."""
+        """Write evals/explanations.json in the SAE's folder; `score` is detection's, `control` the scores of another
+        latent's explanation."""
         entries = {
             latent.latent: {
                 "explanation": latent.explanation,
                 "explainer": self.explainer,
                 "score": latent.scores.detection,
                 "scores": latent.scores._asdict(),
+                "control": latent.control._asdict(),
                 "fired": latent.fired,
             }
             for latent in self.latents
