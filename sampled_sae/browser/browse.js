@@ -42,7 +42,7 @@ function aboutView(problem) {
     make("dl", {class: "facts"}, ...facts),
     notes.length ? make("ul", {class: "notes"}, ...notes) : null,
     densities(),
-    section("Export to Neuronpedia", "The same numbers as batch files for Neuronpedia, from the command line:", make("pre", {}, book.about.export ?? "")),
+    section("Export to Neuronpedia", "The same numbers as batch files for Neuronpedia, from the command line:", make("pre", {}, "sampled-sae browse SAE --text TEXT --neuronpedia FOLDER")),
     section("Search and keys", null, make("dl", {class: "keys"}, ...[
       ["Search", "Words of an explanation, or one of a latent's top tokens. Every word must match. chem* matches a prefix; #12 is latent 12."],
       ["/", "goes to the search; Enter or ↓ from there to the list"], ["↑ ↓ or ← →", "previous and next latent"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -158,9 +157,6 @@ def make_page(
         "densityTokens": counted.tokens,
         "bands": config.bands,
         "meanings": MEANINGS,
-        "export": shown(
-            f"sampled-sae browse {shlex.quote(str(folder))} --text {shlex.quote(text)} --neuronpedia FOLDER"
-        ),
         "other": None if name is None else shown(name),
     }
     return Page(browsed, counted, about, meanings, other_meanings, unique, folder)

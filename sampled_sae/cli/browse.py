@@ -27,7 +27,7 @@ class Browse:
     """Hub dataset, a file, a folder of files, or stdlib; preferably text that was not trained on. May be left out with
     --serve if the page is there already."""
     out: Path | None = None
-    """Folder for index.html and its data; the folder browser in the SAE's own when unset, where reports find it."""
+    """Folder for index.html and its data. Default: browser in the SAE's own folder, where reports find it."""
     serve: bool = False
     """Serve the page on this machine, with the model loaded: it then also reads texts that you type."""
     port: int = 8008
@@ -63,9 +63,9 @@ class Browse:
     """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
 
     EXAMPLES: ClassVar[Sequence[str]] = (
-        "runs/b/saes/batchtopk-s0 --text stdlib --out browser",
+        "runs/b/saes/batchtopk-s0 --text stdlib --serve",
         "runs/b/saes/batchtopk-s0 --text held-out.jsonl --tokens 1000000 --other runs/b/saes/topk-s0 --out browser",
-        "runs/b/saes/batchtopk-s0 --text stdlib --out browser --neuronpedia neuronpedia",
+        "runs/b/saes/batchtopk-s0 --text stdlib --neuronpedia neuronpedia",
     )
 
     def run(self) -> None:
