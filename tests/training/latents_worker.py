@@ -15,6 +15,8 @@ from sampled_sae.training.learner import Learner
 from sampled_sae.utils.ranks import Group
 
 D, M, K, BATCH, STEPS = 12, 96, 5, 48, 50
+LOOK = 10
+"""Steps between two looks at what is selected and measured."""
 SHORT = {"auxk": AuxKConfig(dead_after=10**9)}
 DYING = AuxKConfig(alpha=1 / 8, dead_after=5 * BATCH, k=8)
 """With so few tokens, many latents are dead after a few steps: more than k, on all ranks."""
@@ -73,20 +75,21 @@ def chosen(learner: Learner, selection: Any) -> torch.Tensor:
 
 
 def train(config: SAEConfig, shard: Shard = WHOLE) -> dict[str, Any]:
-    """50 steps, what each of them selected, and the state at the end."""
+    """50 steps, what some of them selected and measured, and the state at the end."""
     learner = Learner(config, D, STEPS, 3, torch.device("cpu"), torch.float32, shard=shard)
     select, kept, stats = learner.path.select, [], []
 
     def recorded(*arguments: Any) -> Any:
         selection = select(*arguments)
-        kept.append(chosen(learner, selection))
+        if step % LOOK == 0:
+            kept.append(chosen(learner, selection))
         return selection
 
     learner.path.select = recorded  # type: ignore[method-assign]
     for step in range(STEPS):
-        measured = learner.step(batch(step), step)
-        assert measured is not None
-        stats.append([float(value) for value in measured])
+        measured = learner.step(batch(step), step, measure=step % LOOK == LOOK - 1)
+        if measured is not None:
+            stats.append([float(value) for value in measured])
     sae = learner.sae()
     return {
         "state": whole_state(learner),
