@@ -64,17 +64,32 @@ class DeadPass:
 
     def __init__(self, copies: Copies, weights: Parameters, dead: Tensor, config: AuxKConfig):
         """`dead` [n] are the dead latents (m: an empty slot). Encoding them begins at once."""
-        self.copies, self.config, self.d = copies, config, len(weights.b_dec)
-        self.stream = _second_stream(copies.x.device) if BESIDE else None
+        self.copies, self.config, self.d, self.dead = copies, config, len(weights.b_dec), dead
+        self.stream = self._second_stream()
         with self._beside():
-            x, self.dead = copies.x, dead
+            x = copies.x
             self.enc, self.dec, bias = take_latents(copies, weights.b_enc, dead)
             # Codes and their gradients, and what these are multiplied by, side by side for one product of both.
             self.both = x.new_empty(2, len(x), len(dead))
             self.sides = x.new_empty(2, *x.shape)
             torch.addmm(bias, x, self.enc.T, out=self.both[0])
-            keep_largest_of_rows_(self.both[0], config.latents(self.d))
+            self._cut(config.latents(self.d))
             self.sides[1].copy_(x)
+
+    def _second_stream(self) -> torch.cuda.Stream | None:
+        return _second_stream(self.copies.x.device) if BESIDE else None
+
+    def _cut(self, keep: int) -> None:
+        """Keep the `keep` largest codes of each token."""
+        keep_largest_of_rows_(self.both[0], keep)
+
+    def explained(self) -> Tensor:
+        """What the dead latents explain of the error [B, stride]."""
+        return product(self.both[0], self.dec)
+
+    def any_dead(self) -> Tensor:
+        """[n]: the first is below m if there are dead latents."""
+        return self.dead
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -90,9 +105,9 @@ class DeadPass:
         """`out` [B, stride] 16-bit is `scale` times the error of the reconstruction, `total` [stride] its sum over the
         tokens: compute the rest."""
         with self._beside():
-            (f, on_f), (after, _) = self.both, self.sides
-            share = loss_share(out, total, scale, self.d, self.dead, len(self.copies.W_enc), self.config.alpha)
-            losses = remaining_error_(after, out, scale, product(f, self.dec), share, self.d)
+            on_f, after = self.both[1], self.sides[0]
+            share = loss_share(out, total, scale, self.d, self.any_dead(), len(self.copies.W_enc), self.config.alpha)
+            losses = remaining_error_(after, out, scale, self.explained(), share, self.d)
             torch.mm(after, self.dec.T, out=on_f)
             self.rows = latent_rows(self.both, self.sides, self.enc, self.d)
             self.loss = losses.sum()

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from sampled_sae.kernels.pool import highest, statistics
-from sampled_sae.method.latents import WHOLE
+from sampled_sae.method.latents import WHOLE, Shard
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.pools import draw_members
-from sampled_sae.method.scores import Score
+from sampled_sae.method.scores import Score, token_sums
 
 
 def padded_width(d: int) -> int:
@@ -42,11 +42,11 @@ class FastEncoder:
     Activations below 0 are left as they are: a search for the largest ones never reaches them.
     """
 
-    def __init__(self, x: Tensor, weights: Parameters, W_enc: Tensor):
+    def __init__(self, x: Tensor, weights: Parameters, W_enc: Tensor, shard: Shard = WHOLE):
         self.x16 = padded_copy(x - weights.b_dec, W_enc.dtype)
         self.weights, self.W_enc = weights, W_enc
         self.b_enc = weights.b_enc.to(W_enc.dtype)
-        self.tokens, self.shard = len(x), WHOLE
+        self.tokens, self.shard = len(x), shard
 
     def encode(self, latents: Tensor | None) -> Tensor:
         if latents is None:
@@ -54,20 +54,23 @@ class FastEncoder:
         return encode_some(self.x16, self.W_enc, self.b_enc, padded(latents, len(self.W_enc)))
 
     def scores(self, score: Score, group: int, generator: torch.Generator, state: Tensor) -> Tensor:
-        shape = (self.tokens // group, group, len(self.W_enc))
         if score.reads == "nothing":
+            shape = (self.tokens // group, group, len(self.W_enc) * self.shard.number)
             return score(self.weights.b_enc.new_empty(()).expand(shape), generator, state)
         whole = group == self.tokens
         if whole and score.name == "preactivation_l2":
-            return self._preactivation_l2()[None]
+            return self.shard.gather(self._preactivation_l2()[None])
         if score.reads == "input":
             d = len(self.weights.b_dec)
             x = self.x16.float()[:, :d].view(-1, group, d)
-            return score.from_input(x, self.weights.W_enc, self.weights.b_enc)
+            return self.shard.gather(score.from_input(x, self.weights.W_enc, self.weights.b_enc))
         if whole and score.reads == "sums":
-            return score.from_sums(statistics(self.encode(None), score.sums))[None]
+            return score.from_sums(statistics(self.encode(None), score.sums).map(self.shard.gather))[None]
         # Any other score gets all activations at once, as on the plain path.
-        return score(self.encode(None).float().relu_().view(shape), generator, state)
+        Z = self.encode(None).float().relu_().view(self.tokens // group, group, -1)
+        if self.shard.number > 1:
+            return score.from_sums(token_sums(Z, score.sums).map(self.shard.gather))
+        return score(Z, generator, state)
 
     def draw(self, q: Tensor, size: int, pick: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if pick == "top" and q.dtype == torch.float32:
@@ -85,7 +88,7 @@ class FastEncoder:
 
 def padded(latents: Tensor, m: int) -> Tensor:
     """latents [n] -> [n or a little more], padded with m: products are several times faster on multiples of 16."""
-    return torch.nn.functional.pad(latents, (0, -len(latents) % 16), value=m)
+    return torch.nn.functional.pad(latents, (0, -len(latents) % 16 if len(latents) else 16), value=m)
 
 
 def rows_of(W: Tensor, latents: Tensor) -> Tensor:

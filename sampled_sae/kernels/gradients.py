@@ -12,7 +12,7 @@ from torch import Tensor
 from sampled_sae.kernels.auxk import Copies, DeadPass, LatentRows, latent_rows
 from sampled_sae.kernels.encoder import padded, product, rows_of
 from sampled_sae.kernels.select import Kept
-from sampled_sae.kernels.sparse import Groups, Rows, Segments, decode_error, gradient_rows, value_gradient
+from sampled_sae.kernels.sparse import Errors, Groups, Rows, Segments, decode_error, gradient_rows, value_gradient
 from sampled_sae.method.config import AuxKConfig
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.selection import Outcome
@@ -67,6 +67,11 @@ class KeptCodes(NamedTuple):
     segments: Segments
     groups: Groups
 
+    @property
+    def scale(self) -> float:
+        """Factor of an error in the gradient of the loss."""
+        return -2 / len(self.segments.start)
+
 
 class PoolCodes(NamedTuple):
     """Kept values as a matrix: right for a pool so small that products over all of it are cheap."""
@@ -101,7 +106,9 @@ class Pass(NamedTuple):
     mean_squared_error: Tensor
     """Its mean over the nested prefixes."""
     on_b_dec: Tensor
-    """[d]."""
+    """[d], without what comes through the encoder ..."""
+    through_encoder: Tensor
+    """[d]: ... which is to be subtracted."""
 
 
 def loss_and_gradients(
@@ -114,34 +121,48 @@ def loss_and_gradients(
 ) -> Outcome:
     """x [B, d], its codes, dead latents [n] (m: an empty slot) -> loss and gradients, as `RowGradients`."""
     beside = None if dead is None else DeadPass(copies, weights, dead, auxk)
-    done = (
-        _sparse_pass(x, weights, copies, codes, beside)
-        if isinstance(codes, KeptCodes)
-        else _pool_pass(x, weights, copies, codes, beside)
-    )
-    auxiliary = torch.zeros((), device=x.device)
+    if isinstance(codes, KeptCodes):
+        errors = decode_error(
+            x, weights.b_dec, copies.W_dec, codes.latent, codes.kept.value, codes.segments, codes.scale
+        )
+        done = sparse_pass(copies, codes, errors, beside, x.shape[1])
+    else:
+        done = _pool_pass(x, weights, copies, codes, beside)
+    done, loss, auxiliary = finished(done, weights, dead, beside, len(x), auxk)
+    gradients = RowGradients(done.rows, done.on_b_dec - done.through_encoder)
+    return Outcome(gradients, loss, done.squared_error, auxiliary)
+
+
+def finished(
+    done: Pass, weights: Parameters, dead: Tensor | None, beside: DeadPass | None, tokens: int, auxk: AuxKConfig
+) -> tuple[Pass, Tensor, Tensor]:
+    """The pass with AuxK's gradients, the loss, and AuxK's."""
+    auxiliary = torch.zeros((), device=weights.b_dec.device)
     if beside is not None and dead is not None:
         found, auxiliary = beside.join()
         done = _with_dead(done, found, weights, dead)
-    loss = done.mean_squared_error / len(x) + auxk.alpha * auxiliary
-    return Outcome(RowGradients(done.rows, done.on_b_dec), loss, done.squared_error, auxiliary)
+    return done, done.mean_squared_error / tokens + auxk.alpha * auxiliary, auxiliary
 
 
-def _sparse_pass(x: Tensor, weights: Parameters, copies: Copies, codes: KeptCodes, beside: DeadPass | None) -> Pass:
-    """x [B, d] and its codes -> gradients, without those of AuxK, which goes on `beside` it."""
-    d = x.shape[1]
-    segments, scale = codes.segments, -2 / (len(x) * codes.segments.number)
-    errors = decode_error(x, weights.b_dec, copies.W_dec, codes.latent, codes.kept.value, segments, scale)
-    out = errors.out
-    by_prefix = out.view(len(x), segments.number, -1)
+def sparse_pass(
+    copies: Copies,
+    codes: KeptCodes,
+    errors: Errors,
+    beside: DeadPass | None,
+    d: int,
+    into: tuple[Tensor, Tensor] | None = None,
+) -> Pass:
+    """Codes and the errors that they leave -> gradients, without those of AuxK, which goes on `beside` it."""
+    segments, out = codes.segments, errors.out
+    by_prefix = out.view(-1, segments.number, out.shape[1])
     total = by_prefix[:, 0].sum(0, dtype=torch.float32)
     if beside is not None:  # for the error of all latents
         last = total if segments.number == 1 else by_prefix[:, -1].sum(0, dtype=torch.float32)
-        beside.follow(by_prefix[:, -1], last, scale)
+        beside.follow(by_prefix[:, -1], last, codes.scale)
     on_value = value_gradient(out, copies.W_dec, codes.latent, segments.list, d)
-    rows = gradient_rows(copies.x, out, codes.groups, on_value, d)
+    rows = gradient_rows(copies.x, out, codes.groups, on_value, d, into)
     through_encoder = product(rows.b_enc.to(out.dtype)[None], copies.W_enc)[0, :d]
-    return Pass(rows, errors.last, errors.mean, total[:d] - through_encoder)
+    return Pass(rows, errors.last, errors.mean, total[:d], through_encoder)
 
 
 def _pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes, beside: DeadPass | None) -> Pass:
@@ -159,7 +180,7 @@ def _pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes,
     G_enc, G_dec = torch.empty(len(latents), d, device=x.device), torch.empty(len(latents), d, device=x.device)
     slot = torch.full((m,), -1, dtype=torch.int32, device=x.device)
     rows = Rows(G_enc, G_dec, slot, torch.zeros(m, device=x.device), torch.zeros((), device=x.device))
-    done = Pass(rows, energy, energy, total[:d])
+    done = Pass(rows, energy, energy, total[:d], torch.zeros_like(total[:d]))
     return _with_rows(done, found, weights, latents, first=0)
 
 
@@ -180,4 +201,4 @@ def _with_rows(done: Pass, found: LatentRows, weights: Parameters, latents: Tens
     """Put the gradients of the latents [n] into the rows from `first` on, or into their own if it is negative."""
     energy = put_rows_(found, weights.W_dec, latents, done.rows, first)
     rows = done.rows._replace(energy=done.rows.energy + energy)
-    return done._replace(rows=rows, on_b_dec=done.on_b_dec - found.through_encoder)
+    return done._replace(rows=rows, through_encoder=done.through_encoder + found.through_encoder)

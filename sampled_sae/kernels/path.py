@@ -13,11 +13,11 @@ from sampled_sae.kernels.auxk import Copies, counts, list_latents, slots
 from sampled_sae.kernels.encoder import FastEncoder
 from sampled_sae.kernels.gradients import KeptCodes, PoolCodes, loss_and_gradients
 from sampled_sae.kernels.graphs import Recorder
-from sampled_sae.kernels.select import cut_batch, cut_into_blocks, cut_rows
+from sampled_sae.kernels.select import Cut, Kept, cut_batch, cut_into_blocks, cut_rows
 from sampled_sae.kernels.sparse import cut_segments, group_by_latent
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.parameters import Parameters
-from sampled_sae.method.pools import PoolState, candidates
+from sampled_sae.method.pools import Candidates, PoolState, candidates
 from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Dead, Moved, Outcome, Selection
 
@@ -43,16 +43,20 @@ class FastPath:
         # What the recorded halves read stays at one address: the batch, the last cuts, the dead latents.
         self.x = weights.b_dec
         self.cuts: dict[int, Tensor] = {}
-        self.dead = torch.zeros(config.d_sae, dtype=torch.bool, device=weights.b_dec.device)
+        self.dead = torch.zeros(len(weights.b_enc), dtype=torch.bool, device=weights.b_dec.device)
 
     def select(self, x: Tensor, step: int, pool: Tensor) -> Selection:
         """x [batch, d_in] and the last pool [d_sae] -> the kept activations."""
+        self._take(x, step)
+        with self._here():
+            return self.recorder.run("select", self.key, lambda: self._select(step, pool))
+
+    def _take(self, x: Tensor, step: int) -> None:
+        """Put the batch where the recorded halves read it."""
         if self.x.shape != x.shape:
             self.x = torch.empty_like(x)
         self.x.copy_(x)
         self.key = self._shape_at(step)
-        with self._here():
-            return self.recorder.run("select", self.key, lambda: self._select(step, pool))
 
     def _here(self) -> AbstractContextManager[Any]:
         """Kernels are launched on the current device, which need not be the weights'."""
@@ -72,22 +76,13 @@ class FastPath:
         return group, size, *self.x.shape
 
     def _select(self, step: int, pool: Tensor) -> Selection:
-        config, m = self.config, self.config.d_sae
+        config, m = self.config, len(self.weights.b_enc)
         encoder = FastEncoder(self.x, self.weights, self.optimizer.W_enc)
         found = candidates(encoder, config, step, self.steps, self.generator, pool, self.pool_state)
-        size = len(found.pool) if found.columns is None else len(found.columns)
+        size = found.z.shape[1] if found.columns is None else len(found.columns)
         # A matrix of codes cannot be cut at the prefixes: which of its columns these are changes from pool to pool.
         dense = size <= DENSE_BELOW * config.k and found.columns is not None and self.edges is None
-        blocks = cut_into_blocks(found.z, config.k)
-        if found.group == 1 or config.cut == "token":
-            cut = cut_rows(blocks, config.k, dense)
-        else:
-            number = len(self.x) // found.group
-            if number not in self.cuts:
-                self.cuts[number] = torch.full((number,), -1, dtype=torch.int32, device=self.x.device)
-            last = self.cuts[number]
-            cut = cut_batch(blocks, config.k * found.group, found.group, last, dense)
-            last.copy_(cut.lowest)
+        cut = self._cut(found, dense)
         if cut.kept is None:
             assert found.columns is not None
             fired = torch.zeros_like(found.pool).index_copy_(0, found.columns, counts(found.z)[:size] > 0)
@@ -95,12 +90,28 @@ class FastPath:
             return Selection(found.pool, fired, cut.smallest, lambda: int((found.z > 0).sum()), codes)
         latent = cut.kept.column
         if found.columns is not None:
-            latent = _whose(found.columns, found.z.shape[1], m)[latent]
-        segments = cut_segments(cut.kept, latent, self.edges)
-        groups = group_by_latent(cut.kept, latent, segments, m)
-        sparse = KeptCodes(encoder.x16, cut.kept, latent, segments, groups)
+            latent = whose(found.columns, found.z.shape[1], m)[latent]
+        sparse = self._listed(encoder.x16, cut.kept, latent)
         fired = sparse.groups.stop > sparse.groups.start
         return Selection(found.pool, fired, cut.smallest, lambda: int((latent < m).sum()), sparse)
+
+    def _cut(self, found: Candidates, dense: bool) -> Cut:
+        """The largest of each token, or of each group of tokens."""
+        k, blocks = self.config.k, cut_into_blocks(found.z, self.config.k)
+        if found.group == 1 or self.config.cut == "token":
+            return cut_rows(blocks, k, dense)
+        number = len(self.x) // found.group
+        if number not in self.cuts:
+            self.cuts[number] = torch.full((number,), -1, dtype=torch.int32, device=self.x.device)
+        last = self.cuts[number]
+        cut = cut_batch(blocks, k * found.group, found.group, last, dense)
+        last.copy_(cut.lowest)
+        return cut
+
+    def _listed(self, x16: Tensor, kept: Kept, latent: Tensor) -> KeptCodes:
+        """Kept values by token and by latent; `latent` [n] int32 says whose they are."""
+        segments = cut_segments(kept, latent, self.edges)
+        return KeptCodes(x16, kept, latent, segments, group_by_latent(kept, latent, segments, len(self.weights.b_enc)))
 
     def update(self, selection: Selection, dead: Dead | None, lr: float) -> Moved:
         """Kept activations and dead latents -> one update of the weights."""
@@ -123,7 +134,7 @@ class FastPath:
         return loss_and_gradients(self.x, self.weights, copies, selection.codes, dead, self.config.auxk)
 
 
-def _whose(columns: Tensor, width: int, m: int) -> Tensor:
+def whose(columns: Tensor, width: int, m: int) -> Tensor:
     """Columns of Z -> latents [width + 1] int32, m behind the last."""
     latents = torch.full((width + 1,), m, dtype=torch.int32, device=columns.device)
     latents[: len(columns)] = columns

@@ -201,6 +201,28 @@ def _decode(x, b_dec, W, latent, value, start, stop, before, partial, out, energ
     tl.store(at + tl.num_programs(0) * parts, every / PREFIXES)
 
 
+@triton.jit
+def _partial(W, latent, value, start, stop, before, partial, decoded, d, stride,
+             PIECE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    r = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = whole_sum(W, latent, value, start, stop, before, partial, r, c, d, stride, PIECE, ROWS, BLOCK)
+    tl.store(decoded + r * d + c, total, mask=c < d)
+
+
+def decode_lists(W: Tensor, latent: Tensor, value: Tensor, segments: Segments, d: int) -> Tensor:
+    """W [m, stride] and the codes [entries] -> the sum of each list of segments [B * n, d] float32."""
+    lists = (segments.start, segments.stop)
+    pieces = further_pieces(*lists, len(latent))
+    partial = sum_pieces(W, latent, value, *lists, pieces, d)
+    decoded = torch.empty(len(segments.start), d, device=W.device)
+    _partial[(len(segments.start), triton.cdiv(d, BLOCK))](
+        W, latent, value, *lists, pieces.before, partial, decoded, d, W.shape[1],
+        PIECE=PIECE, ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
+    return decoded
+
+
 class Errors(NamedTuple):
     """What the prefixes leave of the input."""
 
@@ -302,15 +324,20 @@ def _gradient_rows(x, out, token, row, value, on_value, start, stop, before, par
     tl.store(energy + j * tl.num_programs(1) + part, square)
 
 
-def gradient_rows(x: Tensor, out: Tensor, groups: Groups, on_value: Tensor, d: int) -> Rows:
-    """x [B, stride], out [lists, stride], on_value [n] in the codes' own order -> gradients of latents that fired."""
+def gradient_rows(
+    x: Tensor, out: Tensor, groups: Groups, on_value: Tensor, d: int, into: tuple[Tensor, Tensor] | None = None
+) -> Rows:
+    """x [B, stride], out [lists, stride], on_value [n] in the codes' own order -> gradients of latents that fired.
+
+    `into` are two matrices [m, d] for those of the encoder and of the decoder.
+    """
     m, device = len(groups.start), x.device
     on_value = on_value[groups.order]
     pieces = further_pieces(groups.start, groups.stop, len(on_value))
     ends = (groups.start, groups.stop)
     part_enc = sum_pieces(x, groups.token, on_value, *ends, pieces, d)
     part_dec = sum_pieces(out, groups.list, groups.value, *ends, pieces, d)
-    G_enc, G_dec = torch.empty(m, d, device=device), torch.empty(m, d, device=device)
+    G_enc, G_dec = into or (torch.empty(m, d, device=device), torch.empty(m, d, device=device))
     slot, bias = torch.empty(m, dtype=torch.int32, device=device), torch.empty(m, device=device)
     parts = triton.cdiv(d, BLOCK)
     energy = torch.empty(m, parts, device=device)

@@ -174,3 +174,10 @@ def total_by_latent(groups: ByLatent, weight: Tensor) -> Tensor:
     running = F.pad(weight[groups.order].cumsum(0, dtype=torch.float64), (1, 0))
     end = torch.cat([groups.start[1:], groups.start.new_tensor([len(weight)])])
     return (running[end] - running[groups.start]).to(weight.dtype)
+
+
+def running_sum(segments: Tensor, backward: bool = False) -> Tensor:
+    """[tokens, n, d_in] -> sums over the segments up to each, or from each to the last [tokens, n, d_in]."""
+    if segments.shape[1] == 1:
+        return segments
+    return segments.flip(1).cumsum(1).flip(1) if backward else segments.cumsum(1)

@@ -128,6 +128,17 @@ class Moved(NamedTuple):
     """Gradient norm before clipping."""
 
 
+def smallest_kept(codes: SparseCodes, group: int, shard: Shard = WHOLE) -> Tensor:
+    """Smallest code of each group of tokens, averaged over the groups that have one; 0 if none has."""
+    if codes.tokens == group and len(codes.value) and shard.number == 1:
+        return codes.value.min().float()
+    smallest = codes.value.new_full((codes.tokens // group,), torch.inf, dtype=torch.float32)
+    smallest.scatter_reduce_(0, codes.token // group, codes.value.float(), "amin")
+    smallest = shard.stack(smallest).amin(0)
+    there = smallest.isfinite()
+    return torch.where(there, smallest, 0).sum() / there.sum().clamp_min(1)
+
+
 def keep_largest(
     z: Tensor, k: int, group: int, latents: int, columns: Tensor | None, cut: str, shard: Shard = WHOLE
 ) -> SparseCodes:

@@ -32,7 +32,11 @@ def open_path(
     fast = os.environ.get("SAMPLED_SAE_PATH") != "plain" and kernels.usable(device, dtype, config)
     if isinstance(weights, JumpReLUParameters):
         return JumpReLUPath(weights, config, steps, generator, shard)
-    if fast and shard.number == 1:
+    if fast and shard.number > 1:
+        from sampled_sae.kernels.ranks import DividedPath
+
+        return DividedPath(weights, config, steps, generator, shard)
+    if fast:
         from sampled_sae.kernels.path import FastPath
 
         return FastPath(weights, config, steps, generator)

@@ -12,6 +12,7 @@ from sampled_sae.method.codes import (
     SparseCodes,
     by_latent,
     decode_with_pullback,
+    running_sum,
     sum_by_latent,
     total_by_latent,
     value_gradient,
@@ -21,7 +22,7 @@ from sampled_sae.method.latents import WHOLE, Shard
 from sampled_sae.method.parameters import Parameters, Weights, activations
 from sampled_sae.method.pools import PlainEncoder, PoolState, candidates
 from sampled_sae.method.scores import get_score
-from sampled_sae.method.selection import Dead, Moved, Outcome, Selection, keep_largest
+from sampled_sae.method.selection import Dead, Moved, Outcome, Selection, keep_largest, smallest_kept
 from sampled_sae.training.optimizer import Optimizer
 
 
@@ -126,13 +127,6 @@ def gains_of(codes: SparseCodes, left: Left) -> Tensor:
     return total_by_latent(by_latent(codes), each)
 
 
-def running_sum(segments: Tensor, backward: bool = False) -> Tensor:
-    """[tokens, n, d_in] -> sums over the segments up to each, or from each to the last [tokens, n, d_in]."""
-    if segments.shape[1] == 1:
-        return segments
-    return segments.flip(1).cumsum(1).flip(1) if backward else segments.cumsum(1)
-
-
 def add_auxk(
     gradients: Parameters,
     x: Tensor,
@@ -215,14 +209,3 @@ class PlainPath:
         return loss_and_gradients(
             self.x, self.weights, selection.codes, dead, config.auxk, self.prefixes, learns, self.shard
         )
-
-
-def smallest_kept(codes: SparseCodes, group: int, shard: Shard = WHOLE) -> Tensor:
-    """Smallest code of each group of tokens, averaged over the groups that have one; 0 if none has."""
-    if codes.tokens == group and len(codes.value) and shard.number == 1:
-        return codes.value.min().float()
-    smallest = codes.value.new_full((codes.tokens // group,), torch.inf, dtype=torch.float32)
-    smallest.scatter_reduce_(0, codes.token // group, codes.value.float(), "amin")
-    smallest = shard.stack(smallest).amin(0)
-    there = smallest.isfinite()
-    return torch.where(there, smallest, 0).sum() / there.sum().clamp_min(1)
