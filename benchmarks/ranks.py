@@ -106,7 +106,7 @@ class Counted(Group):
 
     def ordered_sum(self, x: Tensor) -> Tensor:
         # The messages inside of it are its own.
-        real = Group(self.rank, self.size, self.process_group)
+        real = Group(self.rank, self.size, self.process_group, self.over_cpu)
         return self.clock.exchange("ordered_sum", x, lambda: x if self.process_group is None else real.ordered_sum(x))
 
     def _do(self, real: Callable[..., Any], x: Tensor, pretended: Callable[[], Any]) -> Any:
@@ -127,7 +127,7 @@ def batches(d: int, size: int, device: torch.device, count: int = 4) -> list[Ten
 def measure(a: argparse.Namespace, group: Group, device: torch.device, exchange: str) -> list[dict[str, Any]]:
     """The lines of one rank."""
     clock = Clock(device)
-    counted = Counted(group.rank, group.size, group.process_group)
+    counted = Counted(group.rank, group.size, group.process_group, group.over_cpu)
     Counted.clock = clock
     config = METHODS[a.method](a.m, a.k)
     shard = Shard(counted if group.size > 1 else Group())
@@ -203,7 +203,7 @@ def process(rank: int, a: argparse.Namespace, folder: str) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=a.world)
-    lines = measure(a, Group(rank, a.world, dist.group.WORLD), torch.device(a.device), "gloo")
+    lines = measure(a, Group(rank, a.world, dist.group.WORLD, over_cpu=True), torch.device(a.device), "gloo")
     if rank == 0:
         write(a.out, lines)
     dist.destroy_process_group()

@@ -99,8 +99,7 @@ class Group:
         """rows [size, n], one for each rank -> what the ranks had for this one [size, n]."""
         import torch.distributed as dist
 
-        # gloo gathers from a GPU, but does not exchange.
-        sent = rows.cpu() if rows.is_cuda and dist.get_backend(self.process_group) == "gloo" else rows
+        sent = self._sent(rows)
         received = torch.empty_like(sent)
         with _exchanging():
             dist.all_to_all_single(received, sent, group=self.process_group)

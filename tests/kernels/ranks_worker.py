@@ -102,7 +102,7 @@ def steps(config: SAEConfig, shard: Shard = WHOLE) -> dict[str, Any]:
 def run(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
-    shard = Shard(Group(rank, world, dist.group.WORLD))
+    shard = Shard(Group(rank, world, dist.group.WORLD, over_cpu=True))
     for name, config in CONFIGS.items():
         found = steps(config, shard)
         if rank == 0:
