@@ -276,7 +276,9 @@ def store(timeout: timedelta = LIMIT) -> Store:
         return found
     import torch.distributed as dist
 
-    return next(iter(dist.rendezvous("env://", timeout=timeout)))[0]
+    found = next(iter(dist.rendezvous("env://", timeout=timeout)))[0]
+    # After a restart it may still hold what the ranks before have left there.
+    return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", found)
 
 
 def leave() -> None:
