@@ -214,6 +214,8 @@ def load(path: Path, wanted: Sequence[str] | None = None, shard: int = 0, shards
             if wanted is None or name in wanted:
                 files = [path / _file(index, part, parts) for part in range(parts)]
                 states[name] = read_part(files, shard, shards, is_sliced, verify)
+                if parts != shards:
+                    states[name].pop("most_dead", None)  # of one rank; it is counted again
         return Checkpoint(step, content["run"], states, dict(content["extra"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file}: not a checkpoint of this program ({type(error).__name__}: {error})") from None
