@@ -63,6 +63,7 @@ quality: .venv/ready
 docs: .venv/docs-ready
 	$(BIN)/python tools/build_docs.py
 	$(BIN)/zensical build --clean --strict
+	$(BIN)/python tools/build_docs.py --finish
 	@echo "site/index.html"
 
 # Wheel and sdist in dist/, each tested in a clean environment.

@@ -1,7 +1,7 @@
 """Stage the docs site: copy docs/, add the generated pages, and check every relative link and anchor.
 
-    python tools/build_docs.py              # stage into build/docs; `make docs` then builds the site from it
-    python tools/build_docs.py --cli FILE   # write only the CLI reference
+    python tools/build_docs.py            # stage into build/docs; `make docs` then builds the site from it
+    python tools/build_docs.py --finish   # after that: the site loads nothing from the network
 
 Pages are plain Markdown that also reads well on a code host, so they link to files of the repository by relative paths.
 In the staged copy these links point to pages that are part of the site (CHANGELOG.md, CONTRIBUTING.md, ...) or to
@@ -20,7 +20,9 @@ from sampled_sae import cli
 from sampled_sae.cli.help import Group, Option, groups
 
 ROOT = Path(__file__).parents[1]
-DOCS, STAGE = ROOT / "docs", ROOT / "build" / "docs"
+DOCS, STAGE, SITE = ROOT / "docs", ROOT / "build" / "docs", ROOT / "site"
+SHIM = "https://unpkg.com/iframe-worker/shim"
+"""What the theme loads on pages that are opened from disk, for the search."""
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 """Files outside of docs/ that are pages of the site."""
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
@@ -52,7 +54,7 @@ def write_page(source: Path, target: Path) -> list[str]:
         path, _, anchor = link.partition("#")
         file = (source.parent / path).resolve()
         if not file.exists() and file != DOCS / "cli.md":
-            problems.append(f"{source.relative_to(ROOT)}: {link}")
+            problems.append(f"{source.relative_to(ROOT)}: {link}: no such file")
             return found[0]
         return f"{before}{'../' * depth}{inside(file)}{'#' + anchor if anchor else ''}{after}"
 
@@ -115,16 +117,24 @@ def plain(text: str) -> str:
     return re.sub(r"([|\[\]<])", r"\\\1", text)
 
 
+def finish() -> list[str]:
+    """Replace the theme's one script from the network by our own; returns the pages that still name another."""
+    problems = []
+    for page in sorted(SITE.rglob("*.html")):
+        depth = len(page.relative_to(SITE).parts) - 1
+        text = page.read_text(encoding="utf-8").replace(SHIM, f"{'../' * depth}assets/file-worker.js")
+        page.write_text(text, encoding="utf-8")
+        loaded = re.findall(r"""<(?:script|link|img)[^>]+(?:src|href)=["']?(https?://[^"' >]+)""", text)
+        problems += [f"{page.relative_to(SITE)}: loads {address}" for address in loaded]
+    return problems
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cli", type=Path, help="write only the CLI reference to this file")
-    given = parser.parse_args()
-    if given.cli:
-        given.cli.write_text(cli_reference(), encoding="utf-8")
-        return
-    problems = stage()
+    parser.add_argument("--finish", action="store_true", help="make the built site independent of the network")
+    problems = finish() if parser.parse_args().finish else stage()
     for problem in problems:
-        print(f"broken link: {problem}", file=sys.stderr)
+        print(problem, file=sys.stderr)
     sys.exit(bool(problems))
 
 

@@ -29,9 +29,7 @@ def script(names: list[str]) -> str:
             for old, new in changes.items():
                 code = code.replace(old, new)
             parts.append(code if found["kind"] == "python" else f"shell({code!r})\n")
-    assert len(parts) >= 4
-    for old in changes:
-        assert old not in "".join(parts)
+    assert len(parts) >= 4 and all(new in "".join(parts) for new in changes.values())
     return SHELL + "\n".join(parts)
 
 
