@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from sampled_sae.utils.progress import say
 
-FIXED: dict[str, float] = {"probing": 15.0, "finalists": 60.0}
+FIXED: dict[str, float] = {"probing": 15.0, "finalists": 90.0}
 """Seconds of a measure for any number of SAEs: texts are read and tokenized."""
 EACH: dict[str, float] = {
     "rate": 0.0,

@@ -35,6 +35,7 @@ from sampled_sae.training.heldout import by_threshold, calibrated_threshold
 from sampled_sae.utils.errors import UserError
 
 HIGH_NORM = 10.0  # tokens above so many times the median norm are left out
+SEVERAL: dict[str, Any] = {"seeds": (0, 1), "train_texts": 500, "test_texts": 200}  # splits of many small datasets
 MORE = 1.03  # tokens that are read for one that is trained on: some are left out for their norm
 
 
@@ -252,7 +253,9 @@ class Layer:
             large: dict[str, Any] = {"train_texts": fit, "test_texts": test, "all_latents": False}
             if self.model.device.type == "cuda":
                 large |= {"contexts_at_once": 256, "tokens_at_once": 8192}
-            return ProbingConfig(self.material.probing if measure == "probing" else self.material.finalists, **large)
+            if measure == "probing":
+                return ProbingConfig(self.material.probing, **large)
+            return ProbingConfig(self.material.finalists, **large | SEVERAL)
         contexts = self.contexts("select" if measure == "select" else "report")
         return CoreConfig(contexts=len(contexts), resamples=0)
 

@@ -22,8 +22,8 @@ SHOWN = (*GOAL, "absorption_f1", "over_10_percent", "autointerp", "mmcs_seeds") 
 def write_results(study: Study, out: Path, page: Path, figures: Path | None = None) -> list[Path]:
     """Write the answer and the tables of `out`/results.jsonl into a page, and figures into a folder; returns the files.
 
-    Tables of single metrics go to `out`/tables.md. Without `figures`, those of the page stay. Results of `sampled-sae
-    synthetic` are read from `out`/synthetic/PRESET.json.
+    Tables of single metrics go to `out`/tables.md. Figures are of the first setting; without a folder, those of the page
+    stay. Results of `sampled-sae synthetic` are read from `out`/synthetic/PRESET.json.
     """
     rows = read_rows(out / RESULTS)
     beside = [name for name, setting in study.settings.items() if setting.recipe == "paper"]
@@ -32,12 +32,14 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
     roles = {name: method.role for name, method in study.methods.items()}
     drawn = [
         (f"{setting}-{metric}", figure)
-        for setting in (results.settings if figures is not None else ())
+        for setting in (results.settings[:1] if figures is not None else ())
         for metric in SHOWN
         if (figure := forest(results, setting, metric)) is not None
     ]
     files = [] if figures is None else write_figures(drawn, make_folder(figures))
     images = [path for path in files if path.suffix == ".png"]
+    for path in set(files) - set(images):
+        path.unlink()
     blocks = [("answer", answer(results, study.claims, study.needed, roles, synthetic))]
     if figures is not None:
         shown = "\n\n".join(f"![{path.stem}]({os.path.relpath(path, page.parent)})" for path in images)

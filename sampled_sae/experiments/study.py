@@ -135,7 +135,7 @@ class Work:
     def _train_estimate(self, run: Run, tokens: int) -> tuple[str, float]:
         """Kind of the work, and its seconds; none for an SAE that is in memory."""
         d_sae, cost = self.study.settings[run.setting].d_sae, self.study.methods[run.method].cost
-        kind = f"train {d_sae} {cost:g}"
+        kind = f"train {d_sae} {tokens} {cost:g}"
         if (run, tokens) in self.kept:
             return kind, 0.0
         return kind, self.budget.seconds(kind, train_seconds(d_sae, tokens, cost))
