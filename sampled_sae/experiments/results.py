@@ -22,8 +22,8 @@ SHOWN = (*GOAL, "absorption_f1", "over_10_percent", "autointerp", "mmcs_seeds") 
 def write_results(study: Study, out: Path, page: Path, figures: Path | None = None) -> list[Path]:
     """Write the answer and the tables of `out`/results.jsonl into a page, and figures into a folder; returns the files.
 
-    Tables of single metrics go to `out`/tables.md. Figures are of the first setting; without a folder, those of the page
-    stay. Results of `sampled-sae synthetic` are read from `out`/synthetic/PRESET.json.
+    Tables of single metrics go to `out`/tables.md. Figures are of the first setting; without a folder, the page keeps
+    those that it has. Results of `sampled-sae synthetic` are read from `out`/synthetic/PRESET.json.
     """
     rows = read_rows(out / RESULTS)
     beside = [name for name, setting in study.settings.items() if setting.recipe == "paper"]
