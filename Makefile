@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-lm docs release test test-peers test-cluster test-ranks fuzz crash-test bench quality clean
+.PHONY: demo demo-lm docs release test test-peers test-cluster test-ranks fuzz crash-test bench screenshots quality clean
 
 demo: .venv/ready
 	@rm -rf demo
@@ -48,6 +48,13 @@ fuzz: .venv/ready
 # Kills and full disks at every file operation, read-only and removed folders.
 crash-test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash.run
+
+# The screenshots of the docs, with the pages that they show: 20 minutes on two cores.
+screenshots: demo demo-lm
+	$(BIN)/sampled-sae eval demo-lm/saes/batchtopk-s0 --evals autointerp --text stdlib --autointerp.tokens 40000 \
+	    --autointerp.max-latents 400 --autointerp.dead-below 5 --autointerp.embedder minilm
+	$(BIN)/sampled-sae browse demo-lm/saes/batchtopk-s0 --other demo-lm/saes/topk-s0 --text stdlib --tokens 20000
+	$(BIN)/python benchmarks/screenshots.py --demo demo --browser demo-lm/saes/batchtopk-s0/browser
 
 bench: .venv/ready
 	bash tests/peers/setup.sh

@@ -12,8 +12,11 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from sampled_sae.reporting import palette
+
 DOCS = Path(__file__).parent.parent / "docs"
-COLORS = {"BatchTopK": "#0072B2", "TopK": "#D55E00", "l2 l=5": "#009E73", "uniform l=10": "#CC79A7"}
+GROUPS_OF = {"BatchTopK": "batchtopk", "TopK": "topk", "l2 l=5": "l2", "uniform l=10": "uniform"}
+COLORS = {kind: palette.GROUPS[group].color for kind, group in GROUPS_OF.items()}
 TICKS = (0.2, 0.5, 1, 2, 5, 10, 20)
 STYLE = {"template": "plotly_white", "font": {"size": 14}, "legend": {"orientation": "h", "y": -0.12}}
 
@@ -57,7 +60,7 @@ def peers() -> go.Figure:
     figures = {name: f["ms"] for name, f in read("step")["figures"].items()}
     shown = [name for name in figures if "half dead" not in name and "groups" not in name]
     shown.sort(key=figures.__getitem__, reverse=True)
-    colors = ["#0072B2" if name.startswith("sampled-sae") else "#999999" for name in shown]
+    colors = [palette.BLUE if name.startswith("sampled-sae") else palette.GREY for name in shown]
     bar = go.Bar(
         x=[figures[n] for n in shown], y=shown, orientation="h", marker={"color": colors},
         text=[f"{figures[n]:.2f}" for n in shown], textposition="outside",
@@ -76,7 +79,7 @@ def roofline() -> go.Figure:
     figure = go.Figure()
     roof_x = [0.1, ridge, 3000]
     figure.add_scatter(
-        x=roof_x, y=[min(speed, bandwidth * x) / 1e12 for x in roof_x], mode="lines", line={"color": "#333"},
+        x=roof_x, y=[min(speed, bandwidth * x) / 1e12 for x in roof_x], mode="lines", line={"color": palette.INK},
         name=f"measured: {bandwidth / 1e12:.2f} TB/s of a copy, {speed / 1e12:.0f} TFLOP/s of a product in bfloat16",
     )  # fmt: skip
     symbols = ("circle", "square", "diamond", "triangle-up", "star", "x", "cross")

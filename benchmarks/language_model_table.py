@@ -12,8 +12,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from sampled_sae.reporting.palette import GROUPS
+
 DOCS = Path(__file__).parent.parent / "docs"
-COLORS = {"BatchTopK": "#000000", "TopK": "#D55E00", "uniform": "#CC79A7", "l2": "#0072B2", "entropy": "#009E73"}
+COLORS = {name: GROUPS[name.lower()].color for name in ("BatchTopK", "TopK", "uniform", "l2", "entropy")}
 HEADS = ("", "lr", "FVU", "CE recovered", "over 10%", "dead", "FVU, training-time selection", "s")
 
 Line = dict[str, Any]

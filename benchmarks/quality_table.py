@@ -14,6 +14,8 @@ from typing import Any
 
 from quality_runs import PRESETS, Results, Setting, key
 
+from sampled_sae.reporting.palette import TOOLKITS
+
 OURS = "sampled-sae"
 NAMES = {
     OURS: "sampled-sae, defaults",
@@ -22,14 +24,6 @@ NAMES = {
     "dictionary_learning-raw": "dictionary_learning",
     "sparsify": "sparsify",
     "sparsify-adam": "sparsify, Adam",
-}
-COLORS = {
-    OURS: "#0072B2",
-    "saelens": "#D55E00",
-    "dictionary_learning": "#E69F00",
-    "dictionary_learning-raw": "#009E73",
-    "sparsify": "#CC79A7",
-    "sparsify-adam": "#56B4E9",
 }
 Run = dict[str, Any]
 
@@ -126,7 +120,7 @@ def draw(results: Results, names: list[str], path: Path) -> None:
         setting, of_best = PRESETS[name], list[float]()
         place = {"row": index // columns + 1, "col": index % columns + 1}
         lengths = sorted({setting.select_tokens, setting.tokens})
-        for toolkit, color in COLORS.items():
+        for toolkit, color in TOOLKITS.items():
             every = {t: [r for r in runs_of(results, setting, t) if r["toolkit"] == toolkit] for t in lengths}
             whole = [run for runs in every.values() for run in runs]
             if not whole:

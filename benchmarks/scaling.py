@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sampled_sae.reporting import palette
+
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "scaling.md"
 GPUS = (1, 2, 4, 8)
@@ -261,12 +263,12 @@ def draw(path: Path) -> None:
 
     titles = ("49 SAEs of 65,536 latents, 25M tokens (projection)", "One SAE of 4M latents (projection)")
     figure: go.Figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.1)
-    for link, color in zip(LINKS, ("#0072B2", "#D55E00"), strict=True):
+    for link, color in zip(LINKS, (palette.BLUE, palette.VERMILION), strict=True):
         shared = {"name": link.name, "legendgroup": link.name, "line": {"color": color}, "mode": "lines+markers"}
         figure.add_scatter(x=GPUS, y=[sweep(n, link).total / 60 for n in GPUS], row=1, col=1, **shared)
         rates = [n * efficiency(step(2**22, n), link) for n in GPUS]
         figure.add_scatter(x=GPUS, y=rates, row=1, col=2, showlegend=False, **shared)
-    dotted = {"mode": "lines", "line": {"color": "#999999", "dash": "dot"}}
+    dotted = {"mode": "lines", "line": {"color": palette.GREY, "dash": "dot"}}
     figure.add_scatter(x=GPUS, y=[2] * len(GPUS), row=1, col=1, name="target", **dotted)
     figure.add_scatter(x=GPUS, y=[0.85 * n for n in GPUS], row=1, col=2, showlegend=False, **dotted)
     figure.update_xaxes(title="H200s", tickvals=GPUS)

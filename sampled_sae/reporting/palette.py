@@ -74,5 +74,12 @@ GROUPS = {
 }
 FREE = [Style(OLIVE, "hexagon", "⬢"), Style(VIOLET, "cross", "✚"), Style(BROWN, "pentagon", "⬟")]
 """For groups of others."""
-TOOLKITS = {"sampled-sae": BLUE, "SAELens": VERMILION, "dictionary_learning": GREEN, "sparsify": PURPLE}
+TOOLKITS = {
+    "sampled-sae": BLUE,
+    "saelens": VERMILION,
+    "dictionary_learning": ORANGE,
+    "dictionary_learning-raw": GREEN,
+    "sparsify": PURPLE,
+    "sparsify-adam": SKY,
+}
 """In figures beside other toolkits."""
