@@ -28,9 +28,8 @@ MEANINGS = {
     "FVE": "1 minus squared error over variance: 1 is perfect, 0 is no better than the mean.",
     "FVE train": "FVE on training samples; far above held-out FVE, it indicates memorization.",
     "FVE held-out": "FVE on fresh samples with training-time selection: each batch chooses its own candidate pool.",
-    "FVE by threshold": "FVE on fresh samples with the inference threshold, calibrated on other fresh samples.",
-    "L0 by threshold": "Active latents per sample with the inference threshold; neither high nor low is better, it "
-    "should equal K.",
+    "FVE, inference threshold": "FVE on fresh samples with the inference threshold, calibrated on other fresh samples.",
+    "L0, inference threshold": "Active latents per sample with the inference threshold; it should equal K.",
     "By moving average": "FVE and L0 with the threshold that training kept as a moving average; FVEs compare at equal "
     "L0 only.",
     "Dead": "Share of latents that never fire on the held-out samples with training-time selection; lower is better.",
@@ -109,7 +108,7 @@ def configurations(results: dict[str, Any]) -> list[Configuration]:
 
 
 def ranked(rows: list[Configuration]) -> list[Configuration]:
-    """The best FVE by threshold first; where it is missing, the other FVEs decide."""
+    """The best FVE at the inference threshold first; where it is missing, the other FVEs decide."""
     keys = ("fve_heldout_threshold", "fve_heldout", "fve_train")
     return sorted(rows, key=lambda row: [getattr(row.stat(key), "mean", -math.inf) for key in keys], reverse=True)
 
@@ -129,8 +128,8 @@ def columns(results: dict[str, Any]) -> dict[Key, Column]:
     return {
         "fve_train": Column("FVE train", 3, "high", brief="FVE\ntrain"),
         "fve_heldout": Column("FVE held-out", 3, "high", brief="FVE\nheld-out"),
-        "fve_heldout_threshold": Column("FVE by threshold", 3, "high", brief="FVE by\nthresh."),
-        "l0_threshold": Column("L0 by threshold", 1, brief="\nL0"),
+        "fve_heldout_threshold": Column("FVE, inference threshold", 3, "high", brief="FVE,\nthresh."),
+        "l0_threshold": Column("L0, inference threshold", 1, brief="\nL0"),
         "fve_heldout_ema": Column("FVE by moving average", 3),  # no contest: L0 differs between SAEs there
         "l0_ema": Column("L0 by moving average", 1),
         "dead": Column("dead", 2, "low", brief="\ndead"),
@@ -144,7 +143,7 @@ def columns(results: dict[str, Any]) -> dict[Key, Column]:
 
 
 HEADLINES: dict[Key, str] = {
-    "fve_heldout_threshold": "Held-out FVE by threshold",
+    "fve_heldout_threshold": "Held-out FVE at the inference threshold",
     "recovered": "Share of true features recovered",
 }
 
@@ -191,14 +190,14 @@ def _label_axis(rows: list[Configuration]) -> dict[str, Any]:
 # Name, field, plotly's symbol and its size, a letter that looks like it. The dot fits into the ring.
 FVE_KINDS = [
     ("train", "fve_train", "line-ns", 10, "|"),
-    ("held-out, own pools", "fve_heldout", "circle", 11, "○"),
-    ("held-out, by threshold", "fve_heldout_threshold", "circle", 6, "●"),
+    ("held-out, training-time selection", "fve_heldout", "circle", 11, "○"),
+    ("held-out, inference threshold", "fve_heldout_threshold", "circle", 6, "●"),
 ]
 
 
 def fve_figure(rows: list[Configuration], look: Styles) -> Figure:
     """One line per configuration, in the order given, with its three FVEs."""
-    caption = "Best by threshold on top; an arrow to the left marks a value below the axis."
+    caption = "Sorted by FVE at the inference threshold; an arrow to the left marks a value below the axis."
     if several(rows):
         caption += " Dots are means over seeds; thin lines reach from the smallest to the largest."
     table = [[row.stat(key) for row in rows] for _, key, *_ in FVE_KINDS]
@@ -315,7 +314,7 @@ def _against_l(rows: list[Configuration], look: Styles) -> tuple[list[Mark], lis
     if not scored:
         return None
     base = next((row for row in rows if row.group == "batchtopk"), None)
-    kinds = {"own pools": "fve_heldout", "by threshold": "fve_heldout_threshold"}
+    kinds = {"training-time selection": "fve_heldout", "inference threshold": "fve_heldout_threshold"}
     limits = figures.fve_range(row.stat(key) for row in [*scored, base] if row for key in kinds.values())
     caption = "Held-out samples." + " Thin lines reach from the smallest to the largest seed." * several(rows)
     marks = [
@@ -338,7 +337,8 @@ def print_results(results: dict[str, Any], console: Console | None = None) -> No
     table = table_of(rows, shown)
     seeds = max((len(row.runs) for row in rows), default=0)
     over = f"; means over up to {seeds} seeds" if seeds > 1 else ""
-    note = f"* clearly best of its column, over seeds; L0 by threshold; buckets: share of true features recovered{over}"
+    terms = "L0 and thresh.: inference threshold; buckets: share of true features recovered"
+    note = f"* clearly best of its column, over seeds; {terms}{over}"
     console.print(safe("Data", "bold"), drawn(data_table(results)), safe(data_line(results)), "", sep="\n")
     console.print(safe("Results", "bold"), drawn(table, dense=True), safe(note), "", sep="\n")
     console.print(safe(summary(results, lambda label: f"'{label}'")))

@@ -117,7 +117,10 @@ def test_every_sae_and_figure_is_there(tmp_path: Path) -> None:
 
 def test_summary_follows_the_numbers(tmp_path: Path) -> None:
     text = page(tmp_path, results(*several()))
-    assert "<b>Held-out FVE by threshold</b>: no clear winner among all configurations. Means go from 0.900" in text
+    assert (
+        "<b>Held-out FVE at the inference threshold</b>: no clear winner among all configurations. Means go from 0.900"
+        in text
+    )
     assert "<b>Share of true features recovered</b> is 0.500 for all 4 configurations" in text
     worse = [run | {"fve_heldout_threshold": 0.1} if run["label"] == "TopK" else run for run in several()]
     assert "Means go from 0.700 (<b>BatchTopK</b>)" in page(tmp_path, results(*worse))
@@ -135,7 +138,7 @@ def test_seeds_become_mean_and_range(tmp_path: Path) -> None:
     text = page(tmp_path, results(*runs), log)
     assert "0.600<small>0.500 to 0.700</small>" in text
     reader = Reader(text)
-    dots = next(trace for trace in reader.figures["fve"]["data"] if "by threshold" in str(trace.get("text")))
+    dots = next(trace for trace in reader.figures["fve"]["data"] if "inference threshold" in str(trace.get("text")))
     assert dots["error_x"]["array"] == pytest.approx([0, 0, 0.1, 0])
     (curve,) = (trace for trace in reader.figures["curve-fve"]["data"] if trace.get("name") == "l2 l=5")
     assert curve["y"] == pytest.approx([0.1])
@@ -200,7 +203,7 @@ def test_missing_numbers(tmp_path: Path) -> None:
 def test_nothing_but_missing_numbers(tmp_path: Path) -> None:
     bare = {"name": "only", "label": "only", "group": "topk"}
     text = page(tmp_path, {"saes": [bare]}, [])
-    assert "No SAE has a held-out FVE by threshold." in text
+    assert "No SAE has a held-out FVE at the inference threshold." in text
     assert "no FVE against l" in text
     assert "The curves are missing" in text
 
@@ -208,7 +211,7 @@ def test_nothing_but_missing_numbers(tmp_path: Path) -> None:
 def test_one_sae(tmp_path: Path) -> None:
     run = sae("BatchTopK", "batchtopk")
     text = page(tmp_path, results(run), [line(run, 10)])
-    assert "<b>Held-out FVE by threshold</b> of <b>BatchTopK</b> is 0.700; n = 1." in text
+    assert "<b>Held-out FVE at the inference threshold</b> of <b>BatchTopK</b> is 0.700; n = 1." in text
     assert 'class="best"' not in text
 
 

@@ -43,7 +43,7 @@ def test_best_threshold_comes_first() -> None:
 def test_fve_by_moving_average_is_no_contest() -> None:
     contest = {column.title for column in columns(results(sae("a"))).values() if column.better}
     # Each SAE has an L0 of its own under the moving average, and a higher L0 buys a higher FVE.
-    assert "FVE by threshold" in contest and "FVE by moving average" not in contest
+    assert "FVE, inference threshold" in contest and "FVE by moving average" not in contest
 
 
 def test_seeds_that_read_the_same_have_no_range() -> None:
@@ -59,7 +59,7 @@ def test_a_winner_needs_seeds() -> None:
         return [sae(label, seed, fve_heldout_threshold=value) for seed, value in enumerate(values)]
 
     clear = said(*runs("a", 0.9, 0.901, 0.902), *runs("b", 0.8, 0.801, 0.802))
-    assert "FVE by threshold: a is best, 0.901 (0.900 to 0.902), ahead of b, 0.801 (0.800 to 0.802); n = 3." in clear
+    assert "inference threshold: a is best, 0.901 (0.900 to 0.902), ahead of b, 0.801 (0.800 to 0.802); n = 3." in clear
     noisy = said(*runs("a", 0.9, 0.7, 0.8), *runs("b", 0.7, 0.9, 0.7))
     assert "no clear winner among all configurations" in noisy and "is best" not in noisy
     assert "is best" not in said(*runs("a", 0.9), *runs("b", 0.1))
