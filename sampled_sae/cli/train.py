@@ -103,7 +103,10 @@ class Train:
             *("text_field", "split", "subset", "model_dtype"),
         ),
         "SAEs": ("methods", "d_sae", "k", "seeds", "lr", "configs", "preset", "load_scores"),
-        "Run": ("out", "tokens", "steps", "batch_size", "heldout_tokens", "input_norm", "device", "resume", "dry_run"),
+        "Run": (
+            *("out", "tokens", "steps", "batch_size", "heldout_tokens", "input_norm"),
+            *("device", "divide", "resume", "dry_run"),
+        ),
         "Log": ("log_every", "checkpoint_every", "log_to"),
     }
     EXAMPLES: ClassVar[Sequence[str]] = (

@@ -71,7 +71,7 @@ class AutointerpConfig(Config):
     """Firing does not count at tokens whose norm is above this factor times the median: their activations exceed all
     others. Infinity counts them, as SAEBench does."""
     buffer: Positive = 10
-    """Tokens on each side of a window's centre."""
+    """Tokens on each side of a window's center."""
     mark_above: ShareBelowOne = 0.01
     """A token counts as firing in a window if its activation is above this share of the latent's largest."""
     shown_top: Positive = 10

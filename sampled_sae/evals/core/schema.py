@@ -19,19 +19,17 @@ NormFactor = Annotated[float, Bound("must be at least 1 (inf for no high norms)"
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig(Config):
-    """What is measured where, and how much at once.
+    """Text, measured positions and batch sizes of the core evaluation.
 
-    The first `skip_first` positions of each context and the tokens named in `left_out` are left out: no measure counts
-    them, neither reconstruction nor firing nor the loss of what is predicted at them. All other positions are the
-    measured ones. What the model gets to see at left-out positions is up to `put_in`:
+    The first `skip_first` positions of each context and the tokens in `left_out` are not measured. `put_in` chooses the
+    positions at which the reconstruction and the ablations replace the model's activation:
 
-    - saebench: they keep the residual stream when the reconstruction is put in, while the ablations
-      replace every position. This is what SAEBench does with special tokens left out;
-    - measured: they keep the residual stream in the ablations too, so that like is compared with like;
-    - normal: so do the high-norm tokens, for SAEs that were trained without them;
-    - everywhere: every position is replaced, left out or not.
+    - saebench: the reconstruction at measured positions, ablations at all, as SAEBench does with special tokens
+    - measured: both at measured positions
+    - normal: both at measured positions, except for high-norm tokens; for SAEs that were trained without these
+    - everywhere: both at all positions
 
-    With nothing left out, saebench, measured and everywhere are the same.
+    If all positions are measured, saebench, measured and everywhere are the same.
     """
 
     contexts: Positive | None = None
