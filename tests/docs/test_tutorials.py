@@ -34,8 +34,12 @@ def script(names: list[str]) -> str:
 
 
 SHELL = """
+import functools
 import shlex
 from sampled_sae import cli
+from sampled_sae.models import load
+
+load.load_model = functools.cache(load.load_model)  # loading takes longer than the rest at these sizes
 
 def shell(block):
     for line in block.replace("\\\\\\n", " ").splitlines():
