@@ -37,6 +37,7 @@ from sampled_sae.utils.files import make_folder
 from sampled_sae.utils.progress import say
 
 RESULTS, SLICES = "results.jsonl", "slices"
+SLICES_AT_ONCE = 24  # slices that share one reading of the text
 LONGEST = 2**20  # bytes that no line exceeds
 ROOM = 24 * 2**30  # bytes of the GPU that stay free of SAEs that are kept
 
@@ -201,7 +202,8 @@ class Work:
 
     def _make_room(self, layer: Layer) -> None:
         """Give up the SAEs that were trained first."""
-        if layer.model.device.type == "cuda":
+        if layer.model.device.type == "cuda" and (system.available(layer.model.device) or 0) < ROOM:
+            torch.cuda.empty_cache()
             while self.kept and (system.available(layer.model.device) or 0) < ROOM:
                 del self.kept[next(iter(self.kept))]
                 torch.cuda.empty_cache()
@@ -281,7 +283,7 @@ class Work:
             os.fsync(file.fileno())
 
 
-def judge_slices(study: Study, material: Material, out: Path, embedder: str | None, tokens: int = 500_000) -> Path:
+def judge_slices(study: Study, material: Material, out: Path, embedder: str | None, tokens: int = 250_000) -> Path:
     """Automated interpretability of the slices in `out`, with an embedding model as the judge; adds their lines."""
     work = Work(study, material, out, None, Budget())
     rows = read_rows(work.path)
@@ -294,7 +296,7 @@ def judge_slices(study: Study, material: Material, out: Path, embedder: str | No
             files.setdefault(run.setting, []).append(path)
     for setting, paths in files.items():
         layer = work.open(setting, harvest=False)
-        for some in (paths[i : i + AT_ONCE] for i in range(0, len(paths), AT_ONCE)):
+        for some in (paths[i : i + SLICES_AT_ONCE] for i in range(0, len(paths), SLICES_AT_ONCE)):
             saes = dict(read_slice(path, layer.model.device) for path in some)
             for run, values in judged(saes, layer, live, tokens, embedder):
                 work._write([line(run, "autointerp", values)])
