@@ -26,12 +26,12 @@ def finished(
 
     `training` are the settings of the run and `stream` the metadata of its activations, which are saved with the SAE.
     """
-    sae = learner.sae().rescale_(scale)
-    measured = None
+    part, ranks, measured = learner.part().rescale_(scale), learner.shard.ranks, None
     if len(heldout):
-        theta = calibrated_threshold(sae, heldout, learner.config.k, batch_size)
-        sae.threshold.mul_(theta) if sae.threshold.ndim else sae.threshold.fill_(theta)
-        measured = by_threshold(sae, heldout, batch_size=batch_size)
+        theta = calibrated_threshold(part, heldout, learner.config.k, batch_size, ranks)
+        part.threshold.mul_(theta) if part.threshold.ndim else part.threshold.fill_(theta)
+        measured = by_threshold(part, heldout, batch_size=batch_size, ranks=ranks)
+    sae = learner.joined(part)
     sae.cfg.metadata.update(stream)
     sae.cfg.metadata["training"] = {
         **training,

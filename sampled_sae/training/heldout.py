@@ -23,6 +23,7 @@ from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import keep_largest, largest
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.ranks import Group
 
 InputNorm = Literal["sqrt_d_in", "one", "none"]
 LAST, STEPS = 10**9 - 1, 10**9
@@ -61,15 +62,17 @@ def training_time_codes(sae: SAE, x: Tensor, config: SAEConfig, generator: torch
     return keep_largest(found.z, config.k, found.group, sae.d_sae, found.columns, config.cut)
 
 
-def by_threshold(sae: SAE, x: Tensor, theta: Tensor | None = None, batch_size: int = 4096) -> Reconstruction:
-    """Inference on x [n, d_in], with the SAE's own threshold or with `theta` ()."""
+def by_threshold(
+    sae: SAE, x: Tensor, theta: Tensor | None = None, batch_size: int = 4096, ranks: Group | None = None
+) -> Reconstruction:
+    """Inference on x [n, d_in], with the SAE's own threshold or with `theta` (). `ranks` have its latents in parts."""
 
     def select(part: Tensor) -> SparseCodes:
         if theta is None:
             return sae.encode_sparse(part)
         return SparseCodes.from_dense(torch.threshold_(sae.pre_activations(part), max(0.0, float(theta)), 0.0))
 
-    return _measure(sae, x, select, batch_size)
+    return _measure(sae, x, select, batch_size, ranks or Group())
 
 
 def as_trained(sae: SAE, x: Tensor, batch_size: int, seed: int = 0) -> Reconstruction:
@@ -79,29 +82,36 @@ def as_trained(sae: SAE, x: Tensor, batch_size: int, seed: int = 0) -> Reconstru
         raise UserError("this SAE has no training configuration: it can only be evaluated by threshold")
     generator = torch.Generator(sae.device).manual_seed(seed)
     whole = len(x) - len(x) % batch_size
-    return _measure(
-        sae, x[:whole] if whole else x, lambda part: training_time_codes(sae, part, config, generator), batch_size
-    )
+    rows = x[:whole] if whole else x
+    return _measure(sae, rows, lambda part: training_time_codes(sae, part, config, generator), batch_size, Group())
 
 
 @torch.no_grad()
-def _measure(sae: SAE, x: Tensor, select: Callable[[Tensor], SparseCodes], batch_size: int) -> Reconstruction:
+def _measure(
+    sae: SAE, x: Tensor, select: Callable[[Tensor], SparseCodes], batch_size: int, ranks: Group
+) -> Reconstruction:
     mean = x.double().mean(0).to(sae.device, sae.dtype)
     error = variance = torch.zeros((), dtype=torch.float64, device=sae.device)
     fired = torch.zeros(sae.d_sae, dtype=torch.long, device=sae.device)
     for part in x.split(batch_size):
         part = part.to(sae.device, sae.dtype)
         codes = select(part)
-        error = error + (part - sae.decode(codes, part)).square().sum(dtype=torch.float64)
+        decoded = sae.decode(codes, part)
+        if ranks.size > 1:
+            decoded = ranks.ordered_sum(decoded - sae.b_dec) + sae.b_dec
+        error = error + (part - decoded).square().sum(dtype=torch.float64)
         variance = variance + (part - mean).square().sum(dtype=torch.float64)
         fired += torch.bincount(codes.latent, minlength=sae.d_sae)
+    fired = ranks.gather(fired).view(-1)
     fvu = float(error / variance) if variance > 0 else None
     return Reconstruction(fvu, float(fired.sum()) / len(x), fired.double() / len(x))
 
 
 @torch.no_grad()
-def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096) -> float:
+def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096, ranks: Group | None = None) -> float:
     """x [n, d_in] -> theta such that exactly k * n activations of x pass z > theta (0 if fewer are positive).
+
+    `ranks` have the latents of the SAE in parts.
 
     An SAE with one threshold for each latent has z in units of these, so that theta is their common factor.
     Exact up to ties: each chunk gives its largest values, more than could pass, and theta is the largest
@@ -119,6 +129,11 @@ def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096) -> floa
                 floor = max(floor, float(top.min()))
             values.append(top)
         everything = torch.cat(values)
+        if ranks is not None and ranks.size > 1:
+            own = everything.topk(min(wanted + 1, len(everything)), sorted=False).values
+            own = torch.nn.functional.pad(own, (0, wanted + 1 - len(own)))  # 0 is no activation
+            everything = (every := ranks.gather(own).view(-1))[every > 0]
+            floor = float(ranks.gather(torch.tensor(floor, dtype=torch.float64)).max())
         enough = len(everything) > wanted
         theta = float(everything.topk(wanted + 1, sorted=False).values.min()) if enough else 0.0
         if theta >= floor or floor == 0.0:

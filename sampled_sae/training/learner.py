@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -249,29 +250,65 @@ class Learner:
         return {f"pool.{name}": value for name, value in self.path.pool_state._asdict().items() if used[name]}
 
     def sae(self) -> SAE:
-        """A copy of the SAE as it is now, in the units of the training input, with its threshold as it is now."""
-        m, d = self.config.d_sae, self.weights.W_dec.shape[1]
+        """A copy of the SAE as it is now, in the units of the training input, with its threshold as it is now.
+
+        With latents over ranks see `joined`.
+        """
+        return self.joined(self.part())
+
+    @torch.no_grad()
+    def part(self) -> SAE:
+        """The same with the latents of this rank only."""
+        m, settings = len(self.weights.W_dec), self.config.jumprelu
+        cfg = self._inference()
+        cfg = cfg if m == cfg.d_sae else replace(cfg, d_sae=m, prefixes=())
+        sae = SAE(cfg, self.weights.W_dec.dtype, self.weights.W_dec.device)
+        targets = Parameters(sae.W_enc.T, sae.b_enc, sae.W_dec, sae.b_dec)
+        for name, target in targets._asdict().items():
+            target.copy_(getattr(self.weights, name))
+        if settings is not None and isinstance(self.weights, JumpReLUParameters):
+            sae.threshold = thresholds(self.weights, settings).float().clone()
+        else:
+            sae.threshold_ema.copy_(self.threshold)
+            sae.threshold.copy_(self.threshold.nan_to_num(0.0))
+        return sae
+
+    @torch.no_grad()
+    def joined(self, part: SAE) -> SAE:
+        """The SAE from the parts that the ranks have: on the first of them, on the CPU if there are several; on the
+        others without weights. All ranks with latents of this SAE call it."""
+        shard, m = self.shard, self.config.d_sae
+        if shard.number == 1:
+            return part
+        sae = SAE(self._inference(), part.dtype, "meta" if shard.index else "cpu")
+        sae.b_dec.copy_(part.b_dec)
+        sae.threshold_ema.copy_(part.threshold_ema)
+        sae.threshold = torch.zeros(m if part.threshold.ndim else (), device=sae.device)
+        pairs = [(sae.W_enc.T, part.W_enc.T), (sae.b_enc, part.b_enc), (sae.W_dec, part.W_dec)]
+        if part.threshold.ndim:
+            pairs.append((sae.threshold, part.threshold))
+        else:
+            sae.threshold.copy_(part.threshold)
+        for whole, own in pairs:
+            rows = max(1, AT_ONCE // (shard.number * own[0].numel()))
+            for first in range(0, len(own), rows):
+                found = shard.stack(own[first : first + rows])
+                if not shard.index:
+                    whole.view(shard.number, *own.shape)[:, first : first + rows] = found.cpu()
+        return sae
+
+    def _inference(self) -> InferenceConfig:
         settings = self.config.jumprelu
-        cfg = InferenceConfig(
-            d,
-            m,
+        return InferenceConfig(
+            self.weights.W_dec.shape[1],
+            self.config.d_sae,
             k=self.config.k,
             apply_b_dec_to_input=settings is None or settings.variant == "relative",
             prefixes=self.config.prefixes or (),
             training=self.config,
         )
-        sae = SAE(cfg, self.weights.W_dec.dtype, self.weights.W_dec.device)
-        with torch.no_grad():
-            targets = Parameters(sae.W_enc.T, sae.b_enc, sae.W_dec, sae.b_dec)
-            for name, target in targets._asdict().items():
-                own = getattr(self.weights, name)
-                target.copy_(own if name == "b_dec" else self.shard.rows(own))
-            if settings is not None and isinstance(self.weights, JumpReLUParameters):
-                sae.threshold = self.shard.rows(thresholds(self.weights, settings).float()).clone()
-            else:
-                sae.threshold_ema.copy_(self.threshold)
-                sae.threshold.copy_(self.threshold.nan_to_num(0.0))
-        return sae
 
 
+AT_ONCE = 2**24
+"""Numbers that ranks exchange at once when they join their parts of an SAE."""
 _COUNTERS = ("tokens_since_fired", "threshold", "pool", "ever_pooled")

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampled_sae.config import first_difference, read_file, write_file
 from sampled_sae.data.harvest import HarvestStopped
 from sampled_sae.data.stream import ActivationStream
 from sampled_sae.formats import describe
@@ -20,16 +19,15 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.latents import Shard
 from sampled_sae.method.rate import as_begun, summary, with_lr
 from sampled_sae.sae import SAE
-from sampled_sae.training import checkpoint
+from sampled_sae.training import checkpoint, folder
 from sampled_sae.training.finish import finished
+from sampled_sae.training.folder import HOW
 from sampled_sae.training.heldout import fingerprint, input_scale
 from sampled_sae.training.inputs import Inputs
 from sampled_sae.training.learner import Learner, Stats
 from sampled_sae.training.settings import FREE, TrainConfig
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import remove_leftovers
 from sampled_sae.utils.ranks import Ranks
-from sampled_sae.utils.system import git_commit, versions
 from sampled_sae.utils.watch import patient
 
 
@@ -55,14 +53,6 @@ class Callback:
 
     def on_end(self, run: Run, saes: list[SAE] | None) -> None:
         """Always called once a run has begun; None if it stopped early."""
-
-
-HOW = "resume (--resume, in Python resume=True)"
-
-
-def holds_run(out: Path) -> UserError:
-    """The error for a folder with a run that is not to be resumed."""
-    return UserError(f"out = {str(out)!r}: holds a run already; {HOW} to continue it, or choose another folder")
 
 
 class Run:
@@ -128,30 +118,13 @@ class Run:
             if self.resume:
                 raise UserError("resume = True: needs the folder of the run; set out")
             return
-        for folder, name in ((self.out, "run.json"), (self.out, "log.jsonl"), (self.out / "saes", "*")):
-            if self.ranks.first:
-                remove_leftovers(folder, name)
-        self.ranks.all.barrier()
-        record = self.out / "run.json"
-        if not record.exists():
-            if self._checkpoints.exists():
-                raise UserError(f"out = {str(self.out)!r}: holds checkpoints of another run; choose another folder")
+        content = folder.read(self.out, self.resume, self.ranks)
+        if content is None:
             return
-        if not self.resume:
-            raise holds_run(self.out)
-        content = read_file(record, "run")
-        if not isinstance(content.get("config"), dict):
-            raise UserError(f"{record}: not the record of a training run; choose another folder")
         self.configs = as_begun(self.given, self.configs, content["config"].get("saes"))
         description = self.describe()
-        recorded, self.extending = content["config"], self._extends(content)
-        if self.extending:
-            length = {name: description["train"][name] for name in ("steps", "extends")}
-            recorded = {**recorded, "train": {**recorded["train"], **length}}
-        if difference := first_difference(recorded, description):
-            raise UserError(f"{record}: the run there has another configuration: {difference}")
-        if difference := first_difference(content.get("source") or self.source, self.source):
-            raise UserError(f"{record}: the run there is on other activations: {difference}")
+        self.extending = folder.is_extended(content, self.shared)
+        folder.check_same(self.out, content, description, self.source, self.extending)
         if self.extending:
             return
         if content.get("finished"):
@@ -164,12 +137,6 @@ class Run:
         if self.restored is None:
             start = f"it begins again at step {self.shared.extends}, with a new log.jsonl"
             self.say(f"{self.out}: no checkpoint of this run is left; {start}")
-
-    def _extends(self, content: Mapping[str, Any]) -> bool:
-        """Whether the record is that of the finished run that this one extends."""
-        train = content["config"].get("train")
-        before = train.get("steps") if isinstance(train, dict) else None
-        return content.get("finished") is True and self.shared.extends > 0 and before == self.shared.extends
 
     # Activations may be collected in inference mode, in a generator or around the call, which leaves it on here.
     @torch.inference_mode(False)
@@ -227,10 +194,8 @@ class Run:
         self.say(f"extending from step {self.step} to {self.shared.steps}")
 
     def _record(self, finished: bool) -> None:
-        """Write `run.json`: the configuration of the run, and whether it is finished."""
         assert self.out is not None
-        origin = {"source": self.source, "versions": versions(), "git_commit": git_commit()}
-        write_file(self.out / "run.json", "run", {"config": self.describe(), **origin, "finished": finished})
+        folder.write(self.out, self.describe(), self.source, finished)
 
     # ---- steps --------------------------------------------------------------------------------------
 
@@ -347,10 +312,10 @@ class Run:
         """Wait for the checkpoint that is being written, if there is one, and report it."""
         if self._writing is not None:
             (step, future), self._writing = self._writing, None
-            folder = future.result()
+            written = future.result()
             self.saved_step = step
             for callback in self.callbacks:
-                callback.on_checkpoint(self, step, folder)
+                callback.on_checkpoint(self, step, written)
 
     def close(self) -> None:
         """Wait until the last checkpoint is complete; one of a finished run is given up."""
@@ -379,6 +344,7 @@ class Run:
                     own[config.name].save(self._folder(config))
         if self.ranks.first:
             self._record(finished=True)
+        own = {name: sae for name, sae in own.items() if not sae.W_dec.is_meta}
         self.saes = [own.get(config.name) or self._loaded(config) for config in self.configs]
         self.close()
         self.ranks.all.barrier()
@@ -386,12 +352,11 @@ class Run:
             checkpoint.remove_all(self._checkpoints)  # no longer needed only now
 
     def _loaded(self, config: SAEConfig) -> SAE:
-        """A saved SAE; one of another rank without its weights."""
-        folder = self._folder(config)
-        if config.name in self.own:
-            return SAE.load(folder, self.device)
-        sae = SAE(describe(folder), self.dtype, "meta")
-        sae.folder = folder
+        """A saved SAE; one that this rank does not have as a whole is without its weights."""
+        if config.name in self.own and self.ranks.shards == 1:
+            return SAE.load(self._folder(config), self.device)
+        sae = SAE(describe(self._folder(config)), self.dtype, "meta")
+        sae.folder = self._folder(config)
         return sae
 
     @property

@@ -19,8 +19,9 @@ from sampled_sae.method.presets import named
 from sampled_sae.sae import SAE
 from sampled_sae.training import division, elastic, memory
 from sampled_sae.training.callbacks import ProgressBar, check_wandb, of_run
+from sampled_sae.training.folder import HOW, holds_run
 from sampled_sae.training.resume import begun, keep_record
-from sampled_sae.training.run import HOW, Callback, Run, holds_run
+from sampled_sae.training.run import Callback, Run
 from sampled_sae.training.settings import TrainConfig
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.files import alone_in, check_writable, make_folder, remove_leftovers

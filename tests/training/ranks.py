@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load
 
 import sampled_sae as ss
 from sampled_sae.data.harvest import model_activations
@@ -94,6 +95,35 @@ def content(out: Path) -> dict[str, Any]:
             else:
                 found[str(path.relative_to(out))] = data
     return found
+
+
+def assert_close(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e-5) -> None:
+    """The same files with almost the same numbers: sums over latents are added in another order."""
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        if isinstance(value, bytes):
+            a, b = load(found[name]), load(value)
+            assert a.keys() == b.keys()
+            for key in a:
+                torch.testing.assert_close(a[key], b[key], rtol=0, atol=tolerance * float(b[key].abs().max() or 1))
+        else:
+            assert_near(found[name], value, name)
+
+
+def assert_near(found: Any, wanted: Any, name: str) -> None:
+    """JSON with numbers that are almost the same."""
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys(), name
+        for key in wanted.keys() - {"checksums"}:
+            assert_near(found[key], wanted[key], f"{name}.{key}")
+    elif isinstance(wanted, list):
+        assert len(found) == len(wanted), name
+        for a, b in zip(found, wanted, strict=True):
+            assert_near(a, b, name)
+    elif isinstance(wanted, float) and not isinstance(wanted, bool):
+        assert abs(found - wanted) <= 1e-3 * max(1e-2, abs(wanted)), (name, found, wanted)
+    else:
+        assert found == wanted, name
 
 
 def _plain(value: Any) -> Any:

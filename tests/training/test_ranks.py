@@ -20,13 +20,17 @@ def alone(tmp_path_factory):
 
 
 def test_two_ranks_write_the_same_files_as_one_process(alone, tmp_path):
-    ranks.run_jobs(2, tmp_path, "tensors:saes", "harvest:saes", "stopped:saes")
+    ranks.run_jobs(2, tmp_path, "tensors:saes", "harvest:saes", "stopped:saes", "stopped:latents")
     for name, wanted in alone.items():
         assert ranks.content(tmp_path / f"{name}-saes") == wanted
     stopped = tmp_path / "stopped-saes"
     assert [path.name for path in sorted((stopped / "checkpoints").iterdir())] == ["step-000000010", "step-000000020"]
     ranks.tensors(stopped)
     assert ranks.content(stopped) == alone["tensors"]
+    latents = tmp_path / "stopped-latents"
+    assert len(list((latents / "checkpoints" / "step-000000020").glob("*.safetensors"))) == 2 * len(ranks.configs())
+    ranks.tensors(latents)
+    ranks.assert_close(ranks.content(latents), alone["tensors"])
 
 
 def test_one_process_behaves_as_before_under_torchrun(alone, tmp_path, monkeypatch):
