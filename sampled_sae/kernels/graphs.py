@@ -6,8 +6,10 @@ replays with one. It reads and writes the same memory each time, so what it retu
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,8 +63,20 @@ class Recorder:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         # Another thread may be harvesting activations meanwhile.
-        with torch.cuda.graph(graph, pool=self.memory.handle, capture_error_mode="thread_local"):
+        with _nothing_collected(), torch.cuda.graph(graph, pool=self.memory.handle, capture_error_mode="thread_local"):
             result = part()
         self.graphs[key] = (graph, result)
         graph.replay()
         return result
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Pause the garbage collector: a recording breaks if the graphs of a finished SAE are freed meanwhile."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()

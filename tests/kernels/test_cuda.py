@@ -106,3 +106,25 @@ def test_an_overflow_is_found_with_its_step_and_row(log_every, tmp_path):
     settings = {"out": tmp_path, "checkpoint_every": 12, "log_every": log_every, "callbacks": [Spoil()]}
     with pytest.raises(ss.UserError, match=r"batch 13: 1e\+25 in row \d+: its square .* step 12 is kept"):
         ss.train(x, ss.batchtopk(M, K), **settings, **common)
+
+
+def test_graphs_of_finished_saes_are_not_freed_within_a_recording(monkeypatch):
+    config, finished = CONFIGS["batchtopk"], []
+    for seed in range(6):
+        learner = Learner(config, D, 16, seed, torch.device("cuda"), torch.float32)
+        for step in range(4):
+            learner.step(batch(step), step)
+        learner.itself = learner  # garbage that only the collector finds
+        finished.append(learner)
+    del learner
+    update = FastPath._update
+
+    def beside_garbage(self, *inputs):
+        if finished:
+            finished.pop()
+        assert len([[] for _ in range(100_000)])  # so many objects that the collector begins
+        return update(self, *inputs)
+
+    expected = after(config, 16, True)
+    monkeypatch.setattr(FastPath, "_update", beside_garbage)
+    assert all(map(torch.equal, expected, after(config, 16, True)))
