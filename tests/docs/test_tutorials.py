@@ -34,12 +34,19 @@ def script(names: list[str]) -> str:
 
 
 SHELL = """
-import functools
 import shlex
 from sampled_sae import cli
 from sampled_sae.models import load
 
-load.load_model = functools.cache(load.load_model)  # loading takes longer than the rest at these sizes
+loaded, load_model = {}, load.load_model
+
+def load_once(*words, **settings):  # loading takes longer than the rest at these sizes
+    key = repr((words, settings))
+    if key not in loaded:
+        loaded[key] = load_model(*words, **settings)
+    return loaded[key]
+
+load.load_model = load_once
 
 def shell(block):
     for line in block.replace("\\\\\\n", " ").splitlines():
