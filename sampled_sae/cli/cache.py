@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,7 +14,7 @@ from sampled_sae.data.buffer import HarvestConfig
 from sampled_sae.data.text import TextSource
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import check_writable
-from sampled_sae.utils.ranks import number_of_ranks, own_rank
+from sampled_sae.utils.ranks import gpu_of_rank, number_of_ranks, own_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +135,7 @@ class Cache:
         if number_of_ranks() > 1:
             if part is not None:
                 raise UserError(f"part = {self.part!r}: is not used under torchrun, where each rank writes a part")
-            part, device = Part(own_rank() + 1, number_of_ranks()), _gpu_of_rank(device)
+            part, device = Part(own_rank() + 1, number_of_ranks()), gpu_of_rank(device)
         if not self.only_size:
             check_writable(self.out)
         source = self.collect.activations(device)
@@ -151,10 +150,3 @@ class Cache:
                 print(self.out)
             else:
                 print(f"{self.out}: part {part} is written; the cache is complete when the other parts are")
-
-
-def _gpu_of_rank(device: str | None) -> str | None:
-    """The device of this rank: of several GPUs, the one with its number on this machine."""
-    if device not in (None, "cuda") or not torch.cuda.is_available():
-        return device
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"

@@ -33,6 +33,8 @@ class Sweep:
     """Processes of local. Default: one per GPU; without a GPU one."""
     device: Literal["cuda", "cpu"] | None = None
     """Device of local. Default: the GPUs, if there are any."""
+    gpus_per_job: int = 1
+    """GPUs of local that train a job together, under torchrun; on a CPU, processes."""
     retry_failed: bool = False
     """Run failed jobs again, from their last checkpoint."""
     dry_run: bool = False
@@ -57,15 +59,16 @@ class Sweep:
         from sampled_sae.sweeps.jobs import jobs_of
 
         spec = replace(read_spec(self.spec), slurm=self.slurm)
-        if self.launcher == "slurm" and (self.workers is not None or self.device is not None):
-            raise UserError("--workers and --device are not used with --launcher slurm: set --slurm.gpus-per-job")
+        if self.launcher == "slurm" and (self.workers is not None or self.device is not None or self.gpus_per_job != 1):
+            names = "--workers, --device and --gpus-per-job"
+            raise UserError(f"{names} are not used with --launcher slurm: set --slurm.gpus-per-job")
         if self.dry_run:
             for job in jobs_of(spec):
                 what = ", ".join(str(sae.name) for sae in job.saes) or f"part {job.part} of {job.cache}"
                 print(f"{job.name}: {what}")
             return
         out = self.out or folder_of(self.spec)
-        place: dict[str, Any] = {"workers": self.workers, "device": self.device}
+        place: dict[str, Any] = {"workers": self.workers, "device": self.device, "gpus_per_job": self.gpus_per_job}
         seen = launch(spec, out, self.launcher, retry_failed=self.retry_failed, **place)
         print(f"{out}: {counted(seen)}")
         failed = [each for each in seen if each.status == "failed"]

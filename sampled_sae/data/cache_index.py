@@ -70,6 +70,11 @@ class Part(Config):
         """Its shards of so many: neighbors, since each start in the middle of a text costs some passes twice."""
         return range(count * (self.number - 1) // self.of, count * self.number // self.of)
 
+    def is_written(self, cache: Path) -> bool:
+        """Whether all of its shards are there."""
+        index = Index.read(cache)
+        return {*self.shards(len(index.config.sizes()))} <= {shard.number for shard in index.shards}
+
     def folder(self, cache: Path) -> Path:
         return cache / PARTS / f"{self.number}-of-{self.of}"
 

@@ -41,18 +41,20 @@ def launch(
     *,
     workers: int | None = None,
     device: str | None = None,
+    gpus_per_job: int = 1,
     retry_failed: bool = False,
 ) -> list[Seen]:
     """Start the sweep in `out`, or continue it: jobs that are neither finished, failed nor in progress are run.
 
-    `local` returns when all jobs have ended, `slurm` when they are submitted. `workers` and `device` are for `local`:
-    a number of GPUs, or of processes on the CPU. `retry_failed` runs failed jobs again, from their last checkpoint.
+    `local` returns when all jobs have ended, `slurm` when they are submitted. `workers`, `device` and `gpus_per_job`
+    are for `local`: jobs at a time, and GPUs that train a job together. `retry_failed` runs failed jobs again, from
+    their last checkpoint.
     """
     folder = Path(out)
     if launcher == "slurm":
         package("submitit", "launcher = 'slurm'", "cluster")
         slurm.require_slurm()
-    places = local.slots(workers, device) if launcher == "local" else []
+    places = local.slots(workers, device, gpus_per_job) if launcher == "local" else []
     with alone_in(folder):
         sweep = Sweep.start(folder, spec)
         seen = look(sweep)

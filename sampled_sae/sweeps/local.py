@@ -1,4 +1,4 @@
-"""Run jobs on this machine: one worker process per GPU, or several on the CPU."""
+"""Run jobs on this machine: one worker process per GPU, or several on the CPU; or workers on several GPUs each."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 
 from sampled_sae.config import require
 from sampled_sae.sweeps.store import Sweep
+from sampled_sae.sweeps.together import signal_first_rank
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.files import writing
 from sampled_sae.utils.system import listening
@@ -29,23 +30,32 @@ class Slot(NamedTuple):
     name: str
     device: str
     environment: dict[str, str]
+    ranks: int = 1  # processes that run a job together
 
 
-def slots(workers: int | None = None, device: str | None = None) -> list[Slot]:
-    """Places for workers: one per GPU, or `workers` of them on the CPU, one by default."""
+def slots(workers: int | None = None, device: str | None = None, gpus_per_job: int = 1) -> list[Slot]:
+    """Places for workers: one per GPU, or per `gpus_per_job` of them; `workers` of them on the CPU, one by default."""
+    require(gpus_per_job >= 1, "gpus_per_job", gpus_per_job, "must be at least 1")
     count = torch.cuda.device_count() if device in (None, "cuda") else 0
     if count:
         visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
         gpus = visible or list(map(str, range(count)))
-        right = f"must be from 1 to {len(gpus)}, the number of GPUs"
-        require(workers is None or 1 <= workers <= len(gpus), "workers", workers, right)
-        return [Slot(f"GPU {gpu}", "cuda", {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in gpus[:workers]]
+        there = f"the number of GPUs is {len(gpus)}"
+        require(gpus_per_job <= len(gpus), "gpus_per_job", gpus_per_job, f"must be at most {len(gpus)}; {there}")
+        most = len(gpus) // gpus_per_job
+        require(workers is None or 1 <= workers <= most, "workers", workers, f"must be from 1 to {most}; {there}")
+        groups = [gpus[n * gpus_per_job : (n + 1) * gpus_per_job] for n in range(workers or most)]
+        return [
+            Slot(f"GPU {', '.join(group)}", "cuda", {"CUDA_VISIBLE_DEVICES": ",".join(group)}, gpus_per_job)
+            for group in groups
+        ]
     if device == "cuda" or (device is not None and device != "cpu"):
         raise UserError(f"device = {device!r}: must be cuda, with a GPU, or cpu; workers are given a GPU each")
     require(workers is None or workers >= 1, "workers", workers, "must be at least 1")
-    total = workers or 1
+    total = (workers or 1) * gpus_per_job
     threads = str(max(1, len(os.sched_getaffinity(0)) // total)) if hasattr(os, "sched_getaffinity") else "1"
-    return [Slot(f"CPU {n}", "cpu", {"OMP_NUM_THREADS": threads} | _threads()) for n in range(total)]
+    environment = {"OMP_NUM_THREADS": threads} | _threads()
+    return [Slot(f"CPU {n}", "cpu", environment, gpus_per_job) for n in range(workers or 1)]
 
 
 def _threads() -> dict[str, str]:
@@ -78,8 +88,9 @@ def run(sweep: Sweep, names: Sequence[str], places: Sequence[Slot], say: Say) ->
                 if running:
                     time.sleep(POLL)
         except BaseException:  # a second Ctrl-C, or an error: no worker stays behind
-            for process, _ in running.values():
-                process.kill()
+            for name, (process, slot) in running.items():
+                if slot.ranks == 1 or not signal_first_rank(sweep.entry(name).state, signal.SIGKILL):
+                    process.kill()
             raise
     if asked.is_set():
         raise Interrupted(f"the jobs of {sweep.folder} are stopped; the same command continues them")
@@ -100,7 +111,9 @@ def _next(sweep: Sweep, queue: list[str], running: Sequence[str], say: Say) -> s
 
 
 def _start(sweep: Sweep, name: str, slot: Slot) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "sampled_sae.sweeps.worker", str(sweep.folder), name, slot.device, slot.name]
+    module = "sampled_sae.sweeps.worker" if slot.ranks == 1 else "sampled_sae.sweeps.together"
+    command = [sys.executable, "-m", module, str(sweep.folder), name, slot.device, slot.name]
+    command += [str(slot.ranks)] if slot.ranks > 1 else []
     path = sweep.path(name) / "log.txt"
     with writing(path), path.open("ab") as log:
         # In a session of its own: Ctrl-C reaches the launcher alone, which stops the workers once.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from sampled_sae.config import read_file, write_file
 from sampled_sae.sweeps.spec import SlurmConfig
 from sampled_sae.sweeps.store import Sweep
+from sampled_sae.sweeps.together import work_together
 from sampled_sae.sweeps.worker import work
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.progress import say
@@ -32,15 +33,20 @@ IGNORING = """sh -c 'trap "" TERM USR2; exec "$@"' sh"""
 class Task:
     """One job as submitit runs it on a node."""
 
-    def __init__(self, folder: str, name: str, max_requeues: int):
-        self.folder, self.name, self.max_requeues = folder, name, max_requeues
+    ranks = 1  # of jobs that an earlier version submitted
+
+    def __init__(self, folder: str, name: str, max_requeues: int, ranks: int = 1):
+        self.folder, self.name, self.max_requeues, self.ranks = folder, name, max_requeues, ranks
 
     def __call__(self) -> None:
         task = os.environ.get("SLURM_ARRAY_TASK_ID")
         ids = [os.environ.get("SLURM_ARRAY_JOB_ID"), task] if task else [os.environ.get("SLURM_JOB_ID")]
         number = "_".join(filter(None, ids))
         try:
-            work(Path(self.folder), self.name, where=f"Slurm job {number}")
+            if self.ranks > 1:
+                work_together(Path(self.folder), self.name, self.ranks, where=f"Slurm job {number}")
+            else:
+                work(Path(self.folder), self.name, where=f"Slurm job {number}")
         except Interrupted as stop:
             print(f"stopped: {stop}", file=sys.stderr)
             self._requeue(number)
@@ -78,7 +84,7 @@ def submit(sweep: Sweep, names: Sequence[str], config: SlurmConfig) -> list[str]
         known = read_ids(sweep)
         try:
             executor.update_parameters(**_parameters(config, sweep.folder.name, [known[need] for need in needs]))
-            tasks = [Task(str(sweep.folder), name, config.max_requeues) for name in part]
+            tasks = [Task(str(sweep.folder), name, config.max_requeues, config.gpus_per_job) for name in part]
             submitted = executor.submit_array(tasks)
         except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
             raise UserError(f"launcher = 'slurm': sbatch refused the jobs ({_sbatch_reason(error)})") from None

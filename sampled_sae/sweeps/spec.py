@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from sampled_sae.config import Bound, Config, Count, Distinct, NotEmpty, Positive, Seed, require
+from sampled_sae.config import Config, Count, Distinct, NotEmpty, Positive, Seed, require
 from sampled_sae.data.buffer import HarvestConfig
 from sampled_sae.data.cache_index import SHARD_TOKENS
 from sampled_sae.data.text import TextSource
@@ -74,8 +74,8 @@ class SlurmConfig(Config):
     """Partition, or several with commas between them. Default: the cluster's."""
     minutes: Positive = 240
     """Time limit of a job. One that needs longer writes a checkpoint, is requeued and continues."""
-    gpus_per_job: Annotated[Count, Bound("must be 0 or 1: a job trains on one GPU", lambda n: n <= 1)] = 1
-    """GPUs of a job; 0 for CPU jobs."""
+    gpus_per_job: Count = 1
+    """GPUs of a job, of one node; several train it together, under torchrun. 0 for CPU jobs."""
     cpus_per_job: Positive = 4
     """CPU cores of a job."""
     memory_gb: Positive | None = None

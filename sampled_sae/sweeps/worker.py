@@ -1,7 +1,8 @@
 """One job in one process: train its SAEs, or continue, then evaluate them; or write a part of a cache. What is finished
 is not done again.
 
-Launchers start it as `python -m sampled_sae.sweeps.worker SWEEP JOB`.
+Launchers start it as `python -m sampled_sae.sweeps.worker SWEEP JOB`, or several of it under torchrun (`together`). Of
+several ranks the first has the job's lock, notes how far it is, and evaluates.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,17 @@ from torch import Tensor
 
 from sampled_sae import api
 from sampled_sae.data.cache import write as write_cache
+from sampled_sae.data.cache_index import Part
 from sampled_sae.sweeps.jobs import Job
 from sampled_sae.sweeps.spec import SweepConfig
 from sampled_sae.sweeps.store import Sweep
 from sampled_sae.training.resume import inside
 from sampled_sae.training.run import Callback, Run
 from sampled_sae.utils.errors import Interrupted, UserError
+from sampled_sae.utils.ranks import first_to_fail, gpu_of_rank, join, leave, number_of_ranks, own_rank
 
 EVERY = 5.0  # seconds between two notes of how far a job is
+POLL = 0.2  # seconds between two looks whether the other ranks are finished
 
 
 def work(folder: Path, name: str, *, device: str | None = None, where: str = "") -> None:
@@ -40,6 +44,10 @@ def work(folder: Path, name: str, *, device: str | None = None, where: str = "")
     `Interrupted`.
     """
     sweep = Sweep(folder)
+    if own_rank():
+        with _stoppable(), inside(Path(sweep.cwd)):
+            _run(sweep, sweep.entry(name).job, device)
+        return
     with sweep.locked(name), _stoppable() as stop:
         job, state = sweep.entry(name)
         if state.status == "finished":
@@ -56,7 +64,7 @@ def work(folder: Path, name: str, *, device: str | None = None, where: str = "")
         end: dict[str, Any] = {"status": "failed", "error": "ended by a bug of the worker"}
         try:
             with inside(Path(sweep.cwd)):
-                _run(sweep, job, device, begun - before)
+                _run(sweep, job, device, [Notes(sweep, job, begun - before)])
             end = {"status": "finished"}
         except (Interrupted, KeyboardInterrupt) as error:
             stop.set()  # later signals are the same request again
@@ -70,18 +78,18 @@ def work(folder: Path, name: str, *, device: str | None = None, where: str = "")
             sweep.update(name, seconds=before + time.monotonic() - begun, **end)
 
 
-def _run(sweep: Sweep, job: Job, device: str | None, zero: float) -> None:
+def _run(sweep: Sweep, job: Job, device: str | None, callbacks: Sequence[Callback] = ()) -> None:
     spec, out = sweep.spec, sweep.path(job.name) / "train"
     dtype = None if job.dtype is None else getattr(torch, job.dtype)
-    trained = sweep.entry(job.name).state.trained
-    requests = spec.requests()
-    model = None
-    if job.model is not None and (requests if trained else job.part is not None or job.cache is None):
-        model = api.load_model(job.model, device, dtype)
     if job.part is not None:
-        _write_cache(sweep, job, model)
+        assert job.model is not None
+        _write_cache(sweep, job, api.load_model(job.model, gpu_of_rank(device), dtype))
         return
-    if not trained:
+    model = None
+    if not sweep.entry(job.name).state.trained:
+        join(device)  # of several ranks, each has its own GPU from here on
+        if job.model is not None and job.cache is None:
+            model = api.load_model(job.model, device, dtype)
         train = spec.train().to_dict()
         del train["extends"]
         api.train(
@@ -93,10 +101,13 @@ def _run(sweep: Sweep, job: Job, device: str | None, zero: float) -> None:
             key=spec.key if job.activations else None,
             device=device,
             keep=False,
-            callbacks=[Notes(sweep, job, zero)],
+            callbacks=callbacks,
         )
-        sweep.update(job.name, trained=True, step=train["steps"])
-    if requests:
+        leave()
+        if not own_rank():
+            sweep.update(job.name, trained=True, step=train["steps"])
+    requests = spec.requests()
+    if requests and not own_rank():
         if model is None and job.model is not None:
             model = api.load_model(job.model, device, dtype)
         text = spec.eval_text or spec.text
@@ -104,17 +115,22 @@ def _run(sweep: Sweep, job: Job, device: str | None, zero: float) -> None:
 
 
 def _write_cache(sweep: Sweep, job: Job, model: Any) -> None:
-    spec = sweep.spec
-    assert spec.cache is not None and job.cache is not None
+    """Write the job's part of a cache; of several ranks, each writes a part of it."""
+    spec, ranks = sweep.spec, number_of_ranks()
+    assert spec.cache is not None and job.cache is not None and job.part is not None
+    folder, part = sweep.folder / job.cache, job.part
     write_cache(
         _harvest(spec, job, model),
-        sweep.folder / job.cache,
+        folder,
         spec.cached_tokens(),
         seed=spec.data_seed,
         shard_tokens=spec.cache.shard_tokens,
         heldout_tokens=spec.heldout_tokens,
-        part=job.part,
+        progress=own_rank() == 0,
+        part=Part((part.number - 1) * ranks + own_rank() + 1, part.of * ranks),
     )
+    while not part.is_written(folder):  # the first rank notes that the job is finished when all are
+        time.sleep(POLL)
 
 
 def _activations(sweep: Sweep, job: Job, model: Any) -> Any:
@@ -200,11 +216,21 @@ def main() -> None:
     try:
         work(Path(folder), name, device=device or None, where=where)
     except Interrupted as stop:
-        print(f"stopped: {stop}", file=sys.stderr)
-        sys.exit(130)
+        _end(f"stopped: {stop}", 130)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(f"error: {error}", 2)
+    except Exception:
+        if number_of_ranks() == 1:
+            raise
+        _end(traceback.format_exc(), 1)
+
+
+def _end(line: str, code: int) -> None:
+    if first_to_fail():  # of several ranks, the others have nothing to add
+        print(line, file=sys.stderr, flush=True)
+    if number_of_ranks() > 1:
+        os._exit(code)  # threads that wait for a rank which has ended would keep this one
+    sys.exit(code)
 
 
 if __name__ == "__main__":

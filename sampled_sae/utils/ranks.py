@@ -220,6 +220,13 @@ def number_of_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
 
 
+def gpu_of_rank(device: str | None) -> str | None:
+    """The device of a rank that does not join the others: of several GPUs, the one with its number on this machine."""
+    if number_of_ranks() == 1 or device not in (None, "cuda") or not torch.cuda.is_available():
+        return device
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
+
+
 _joined: list[Any] = []  # the store and the ranks, once joined
 
 

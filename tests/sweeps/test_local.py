@@ -116,8 +116,11 @@ def test_slots(monkeypatch):
     ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert [slot.name for slot in local.slots(1)] == ["GPU 3"]
-    with pytest.raises(UserError, match="workers = 3: must be from 1 to 2, the number of GPUs"):
+    with pytest.raises(UserError, match="workers = 3: must be from 1 to 2; the number of GPUs is 2"):
         local.slots(3)
+    assert local.slots(gpus_per_job=2) == [("GPU 3, 5", "cuda", {"CUDA_VISIBLE_DEVICES": "3,5"}, 2)]
+    with pytest.raises(UserError, match="gpus_per_job = 3: must be at most 2; the number of GPUs is 2"):
+        local.slots(gpus_per_job=3)
     assert len(local.slots(4, "cpu")) == 4
     monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match="device = 'cuda'"):

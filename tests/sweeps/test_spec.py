@@ -110,7 +110,7 @@ def test_yaml_and_json_give_the_same(tmp_path):
         ({"cache": {}, "hooks_per_job": 2}, "hooks_per_job = 2: must be 1 with a cache, which holds one hook point"),
         ({"cache": {"parts": 0}}, "cache.parts = 0: must be at least 1"),
         ({"source": {"hooks": [1]}}, "source.hooks = (1,): set layers or hooks of the sweep instead"),
-        ({"slurm": {"gpus_per_job": 8}}, "slurm.gpus_per_job = 8: must be 0 or 1"),
+        ({"slurm": {"gpus_per_job": -1}}, "slurm.gpus_per_job = -1: must not be negative"),
         ({"methods": ["batchtopk"] * 2}, "methods = ('batchtopk', 'batchtopk'): must name each one once"),
     ],
 )
