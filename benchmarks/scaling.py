@@ -198,9 +198,14 @@ def latents_table() -> str:
 
 
 def memory_table() -> str:
-    found = [step(d_sae, ranks) for d_sae in SIZES for ranks in GPUS]
-    rows = [[f"{one.d_sae:,}", one.ranks, f"{one.gib:.1f}"] for one in found if one.gib is not None]
-    return table(["d_sae", "GPUs", "GiB per GPU"], rows) if rows else "Not measured yet."
+    rows = []
+    for d_sae in SIZES:
+        whole = step(d_sae, 1).gib
+        for one in (step(d_sae, ranks) for ranks in GPUS):
+            if one.gib is not None:
+                share = "" if whole is None else f"{whole / one.ranks:.1f}"
+                rows.append([f"{d_sae:,}", one.ranks, f"{one.gib:.1f}", share])
+    return table(["d_sae", "GPUs", "GiB per GPU, measured", "1 / N of one GPU"], rows) if rows else "Not measured yet."
 
 
 def sweep_table() -> str:
