@@ -15,7 +15,7 @@ Each line of `--out` is a JSON object. Fields of all: `part`, `d_sae` (of the wh
     step              the whole step as it runs, with its exchanges; also `gib`, this rank's peak memory in training,
                       and `start_gib`, before it: a GPU draws the start values of all ranks at once
     largest           encode, this rank's own largest activations                            (GPU path)
-    cut               counts by value and ties of these                                      (GPU path)
+    counts 0, ties    counts of these by value, and of those tied with the common cut        (GPU path)
     select            drop those below the common cut; order by latent                       (GPU path; CPU: all of it)
     decode            partial reconstructions                                                (GPU path)
     gradients         errors, gradients of this rank's latents                               (GPU path)
@@ -174,8 +174,7 @@ def _parts(learner: Learner, clock: Clock) -> tuple[str, ...]:
     if path.name == "fast":
         run = path._run
         path._run = lambda name, key, part: clock.time(name, lambda: run(name, key, part))
-        path._within = _timed("cut", path._within, clock)
-        return ("largest", "cut", "select", "decode", "gradients", "adam")
+        return ("largest", "counts 0", "ties", "select", "decode", "gradients", "adam")
     for name in ("select", "update"):
         setattr(path, name, _timed(name, getattr(path, name), clock))
     return ("select", "update")

@@ -20,7 +20,7 @@ from sampled_sae.kernels.select import Kept, cut_into_blocks, cut_rows, empty_ke
 from sampled_sae.kernels.sparse import Errors, decode_lists
 from sampled_sae.method.codes import SparseCodes, running_sum
 from sampled_sae.method.config import SAEConfig
-from sampled_sae.method.latents import Shard, within_cut
+from sampled_sae.method.latents import CommonCut, Shard, exchanged
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.pools import candidates
 from sampled_sae.method.selection import Dead, Moved, Selection, smallest_kept
@@ -135,15 +135,17 @@ class DividedPath(FastPath):
         self._take(x, step)
         with self._here():
             x16, everywhere, group, largest = self._run("largest", self.key, lambda: self._largest(step, pool))
-            rows, keep = len(x) // group, self.config.k * group
-            inside = self._at_home("inside", self._within(largest, rows, keep))
+            inside = self._cut_of(largest, len(x) // group, self.config.k * group).kept(self._exchange)
             return self._run("select", self.key, lambda: self._select_of(x16, everywhere, group, largest, inside))
 
     def _run(self, name: str, key: tuple[int, ...] | None, part: Callable[[], Any]) -> Any:
         return self.recorder.run(name, key, part)
 
-    def _within(self, largest: Largest, rows: int, keep: int) -> Tensor:
-        return within_cut(largest.bits, largest.token, len(self.x), rows, keep, BITS, self.shard)
+    def _exchange(self, name: str, make: Callable[[], Tensor], over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
+        return self._at_home(name, over_ranks(self._run(name, self.key, make)))
+
+    def _cut_of(self, largest: Largest, rows: int, keep: int) -> CommonCut:
+        return CommonCut(largest.bits, largest.token, len(self.x), rows, keep, BITS, self.shard)
 
     def _largest(self, step: int, pool: Tensor) -> tuple[Tensor, Tensor, int, Largest]:
         """The batch in 16 bits, the pool, the tokens that share a cut, and this rank's largest of each such group."""
@@ -157,9 +159,11 @@ class DividedPath(FastPath):
         group = 1 if self.config.cut == "token" else found.group
         return encoder.x16, found.pool, group, as_largest(kept, latent)
 
-    def _select_of(self, x16: Tensor, pool: Tensor, group: int, largest: Largest, inside: Tensor) -> Selection:
+    def _select_of(
+        self, x16: Tensor, pool: Tensor, group: int, largest: Largest, inside: Callable[[], Tensor]
+    ) -> Selection:
         m, shard = len(self.weights.b_enc), self.shard
-        kept, latent = only(largest.kept, largest.latent, inside, m)
+        kept, latent = only(largest.kept, largest.latent, inside(), m)
         codes = self._listed(x16, kept, latent)
 
         def smallest() -> Tensor:
@@ -189,7 +193,8 @@ class DividedPath(FastPath):
     def _dead_pass(self, codes: KeptCodes, dead: Dead, room: int) -> DividedDeadPass:
         numbers, config = list_latents(dead.mask, room), self.config.auxk
         found = DividedDeadPass(self._copies(codes), self.weights, numbers, config)
-        found.choose(self._within(found.largest, len(self.x), config.latents(self.x.shape[1])))
+        keep = config.latents(self.x.shape[1])
+        found.choose(self._cut_of(found.largest, len(self.x), keep).kept(exchanged)())
         found.first = self.shard.stack(numbers[:1]).amin(0)
         return found
 

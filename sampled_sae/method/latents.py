@@ -6,6 +6,7 @@ reconstructions, never gradients of the weights. Every process ends up with the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -93,55 +94,90 @@ class Cut(NamedTuple):
     """Where a cut over the values on all ranks lies, for each of a number of rows."""
 
     bits: Tensor
-    """[rows] integers: those above are kept. 0 if there are fewer positive values than wanted."""
+    """[rows] integers, the first bits of the values: those above are kept. 0 if there are fewer values than wanted."""
     room: Tensor
     """[rows]: how many of those equal to it are kept."""
 
 
-def common_cut(bits: Tensor, row: Tensor, rows: int, keep: int, width: int, shard: Shard) -> Cut:
-    """The cut that `keep` values of each row reach, on all ranks together.
+Exchange = Callable[[str, Callable[[], Tensor], Callable[[Tensor], Tensor]], Tensor]
+"""(name, part of a step that makes a tensor, what the ranks do with it) -> the result. A GPU records the parts."""
 
-    `bits` [n] are positive floats read as integers of `width` bits, which keeps their order, or 0 for no value; `row`
-    [n] says which row they are of. Values are counted by their first bits, then those that agree with the cut so far
-    by their next ones. The counters of all rows fit into one message: for one row 16 bits at a time, two rounds for
-    float32; with a row per token fewer bits and more rounds. The largest values themselves, keep * rows from each of
-    N ranks, would be more to send as soon as N is about 8.
+
+def exchanged(name: str, make: Callable[[], Tensor], over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
+    """The default: nothing is recorded."""
+    return over_ranks(make())
+
+
+class CommonCut:
+    """The `keep` largest values of each row on all ranks together; ties go to the lowest token and latent.
+
+    `bits` [n] are positive floats read as integers of `width` bits, which keeps their order, or 0 for no value. They
+    come in order of `token` [n] and latent, and are at least this rank's own `keep` largest of each row. A row is so
+    many of the `tokens`, one after the other.
+
+    Values are counted by their first bits, then those that agree with the cut so far by their next ones. The counters
+    of all rows fit into one message: for one row 16 bits at a time, two rounds for float32; with a row per token fewer
+    bits and more rounds. The largest values themselves, keep * rows from each of N ranks, would be more to send as soon
+    as N is about 8.
     """
-    at_once, left = max(4, 16 - (rows - 1).bit_length()), width
-    cut, wanted = row.new_zeros(rows), row.new_full((rows,), keep)
-    while left:
-        digits = min(at_once, left)
-        left -= digits
-        rest = bits >> left
-        here = (rest >> digits) == cut[row]
-        slot = (row << digits) + (rest & ((1 << digits) - 1))
-        counts = torch.zeros(rows << digits, dtype=torch.int32, device=bits.device)
-        counts = shard.count(counts.index_add_(0, slot, here.to(torch.int32))).view(rows, -1)
-        reach = counts.flip(1).cumsum(1).flip(1)  # values with this digit or a larger one
-        digit = (reach >= wanted[:, None]).sum(1).sub_(1).clamp_min_(0)
-        own = digit[:, None]
-        wanted = wanted - (reach.gather(1, own) - counts.gather(1, own))[:, 0]
-        cut = (cut << digits) + digit
-    return Cut(cut, wanted)
 
+    def __init__(self, bits: Tensor, token: Tensor, tokens: int, rows: int, keep: int, width: int, shard: Shard):
+        self.bits, self.token, self.tokens, self.rows, self.keep = bits, token, tokens, rows, keep
+        self.width, self.shard = width, shard
+        self.at_once = max(4, 16 - (rows - 1).bit_length())
 
-def within_cut(bits: Tensor, token: Tensor, tokens: int, rows: int, keep: int, width: int, shard: Shard) -> Tensor:
-    """Which values [n] are among the `keep` largest of each row on all ranks; ties go to the lowest token and latent.
+    def kept(self, exchange: Exchange = exchanged) -> Callable[[], Tensor]:
+        """A function that gives which of the values [n] are kept; all that the ranks exchange for it is done before."""
+        counts: list[Tensor] = []
+        while len(counts) * self.at_once < self.width:
+            counts.append(exchange(f"counts {len(counts)}", lambda: self._count(counts), self.shard.count))
+        ties = exchange("ties", lambda: self._ties(self._tied(self._cut(counts))), self.shard.stack)
+        return lambda: self._inside(self._cut(counts), ties.long())
 
-    `bits` and `width` as in `common_cut`, in order of `token` [n] and latent: at least this rank's own `keep` largest
-    of each row. A row is so many of the tokens, one after the other.
-    """
-    row = token // (tokens // rows)
-    cut = common_cut(bits, row, rows, keep, width, shard)
-    own_cut = cut.bits[row]
-    tie = ((bits == own_cut) & (bits > 0)).long()
-    ties = token.new_zeros(tokens).index_add_(0, token, tie)
-    # Tied values before this rank's of a token: of earlier tokens of the row on all ranks, of the token on lower ranks.
-    by_rank = shard.stack(ties.int()).long()
-    of_all = by_rank.sum(0).view(rows, -1)
-    before = (of_all.cumsum(1) - of_all).view(-1) + by_rank[: shard.index].sum(0)
-    number = tie.cumsum(0) - (ties.cumsum(0) - ties)[token] + before[token]
-    return (bits > own_cut) | ((tie > 0) & (number <= cut.room[row]))
+    def _row(self) -> Tensor:
+        return self.token // (self.tokens // self.rows)
+
+    def _rest(self, rounds: int) -> int:
+        """How many of the bits are not counted after so many rounds."""
+        return max(0, self.width - rounds * self.at_once)
+
+    def _count(self, before: list[Tensor]) -> Tensor:
+        """This rank's values that agree with the cut so far, by their next bits [rows * 2^bits]."""
+        rest, row = self._rest(len(before) + 1), self._row()
+        digits = self._rest(len(before)) - rest
+        first = self.bits >> rest
+        here = (first >> digits) == self._cut(before).bits[row]
+        slot = (row << digits) + (first & ((1 << digits) - 1))
+        counts = torch.zeros(self.rows << digits, dtype=torch.int32, device=self.bits.device)
+        return counts.index_add_(0, slot, here.to(torch.int32))
+
+    def _cut(self, counts: list[Tensor]) -> Cut:
+        """The cut, as far as the counts of some rounds say."""
+        cut, wanted = self.token.new_zeros(self.rows), self.token.new_full((self.rows,), self.keep)
+        for flat in counts:
+            number = flat.view(self.rows, -1)
+            reach = number.flip(1).cumsum(1).flip(1)  # values with this digit or a larger one
+            digit = (reach >= wanted[:, None]).sum(1).sub_(1).clamp_min_(0)
+            own = digit[:, None]
+            wanted = wanted - (reach.gather(1, own) - number.gather(1, own))[:, 0]
+            cut = cut * number.shape[1] + digit
+        return Cut(cut, wanted)
+
+    def _tied(self, cut: Cut) -> Tensor:
+        return ((self.bits == cut.bits[self._row()]) & (self.bits > 0)).int()
+
+    def _ties(self, tied: Tensor) -> Tensor:
+        """This rank's values of each token that equal the cut [tokens]."""
+        return tied.new_zeros(self.tokens).index_add_(0, self.token, tied)
+
+    def _inside(self, cut: Cut, by_rank: Tensor) -> Tensor:
+        """The values above the cut, and those tied with it for which there is room; ties by_rank [number, tokens]."""
+        row, tied, own = self._row(), self._tied(cut), by_rank[self.shard.index]
+        # Ties before this rank's of a token: of earlier tokens of the row on all ranks, of the token on lower ranks.
+        of_all = by_rank.sum(0).view(self.rows, -1)
+        before = (of_all.cumsum(1) - of_all).view(-1) + by_rank[: self.shard.index].sum(0)
+        number = tied.cumsum(0) + (before - own.cumsum(0) + own)[self.token]
+        return (self.bits > cut.bits[row]) | ((tied > 0) & (number <= cut.room[row]))
 
 
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

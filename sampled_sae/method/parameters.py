@@ -76,19 +76,20 @@ def draw_rows_(W: Tensor, draw_: Callable[[Tensor], Tensor], shard: Shard) -> No
     if shard.number == 1:
         draw_(W)
         return
-    m, d = shard.number * len(W), W.shape[1]
-    own = shard.own(m)
-    # On a CPU numbers are drawn one after the other. A GPU gives other numbers when they are not drawn together.
-    size = m if W.is_cuda else -(-DRAWN // d // 16) * 16
-    for first in range(0, m, size):
-        drawn = draw_(W.new_empty(min(size, m - first), d))
-        start, stop = max(first, own.start), min(first + size, own.stop)
-        if start < stop:
-            W[start - own.start : stop - own.start] = drawn[start - first : stop - first]
+    total, flat, own = shard.number * W.numel(), W.view(-1), shard.index * W.numel()
+    # A GPU gives other numbers when they are not drawn together; a CPU draws one after the other, normal ones by 16.
+    size, start = total if W.is_cuda else DRAWN, 0
+    while start < total:
+        stop = total if total - start < size + 16 else start + size
+        drawn = draw_(W.new_empty(stop - start))
+        first, last = max(start, own), min(stop, own + len(flat))
+        if first < last:
+            flat[first - own : last - own] = drawn[first - start : last - start]
+        start = stop
 
 
 DRAWN = 2**22
-"""Numbers drawn at once, most of which are for other ranks."""
+"""Numbers drawn at once, most of which are for other ranks; a multiple of 16."""
 
 
 def fit_to_batch_(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.method.codes import SparseCodes
-from sampled_sae.method.latents import WHOLE, Shard, as_bits, within_cut
+from sampled_sae.method.latents import WHOLE, CommonCut, Shard, as_bits
 
 SAMPLE = 2**16
 """Values looked at to guess the cut; the guess only saves work, the result is exact."""
@@ -153,7 +153,7 @@ def keep_largest(
     flat = largest_of_rows(z.view(rows, tokens // rows * width), keep)
     if shard.number > 1:  # those kept are among this rank's own largest
         bits, size = as_bits(z.view(-1)[flat])
-        flat = flat[within_cut(bits, flat // width, tokens, rows, keep, size, shard)]
+        flat = flat[CommonCut(bits, flat // width, tokens, rows, keep, size, shard).kept()()]
     column = flat % width
     latent = column if columns is None else columns[column]
     return SparseCodes(flat // width, latent, z.view(-1)[flat], tokens, latents)

@@ -1,8 +1,11 @@
 import pytest
 import torch
 
+from sampled_sae.method import parameters
 from sampled_sae.method.config import InitConfig
+from sampled_sae.method.latents import WHOLE, Shard
 from sampled_sae.method.parameters import covariance, fit_to_batch_, geometric_median, quarter_power, start_parameters
+from sampled_sae.utils.ranks import Group
 
 
 def test_start_values_are_unit_rows_and_tied():
@@ -66,3 +69,20 @@ def test_a_quarter_power_is_the_fourth_root_with_a_floor():
     assert float(values[0] / values[-1]) == pytest.approx((1e-6 / 5) ** 0.25, rel=1e-3)
     same = quarter_power(torch.zeros(3, 3))
     torch.testing.assert_close(same / same[0, 0], torch.eye(3))
+
+
+@pytest.mark.parametrize(("m", "d"), [(8, 6), (24, 7), (40, 16)])
+@pytest.mark.parametrize("decoder", ["random", "covariance"])
+def test_ranks_begin_with_their_part_of_the_same_values(decoder, m, d, monkeypatch):
+    monkeypatch.setattr(parameters, "DRAWN", 32)  # many draws, of which the last is a small one
+    x, config = torch.randn(50, d, generator=torch.Generator().manual_seed(1)), InitConfig(decoder=decoder)
+    made = []
+    for shard in (WHOLE, *(Shard(Group(rank, 4)) for rank in range(4))):
+        generator = torch.Generator().manual_seed(0)
+        weights = start_parameters(d, m, generator, torch.float32, 0.5, shard)
+        fit_to_batch_(weights, x, config, generator, shard)
+        made.append((weights, torch.rand(1, generator=generator)))
+    whole, after = made[0]
+    torch.testing.assert_close(torch.cat([own.W_dec for own, _ in made[1:]]), whole.W_dec)
+    torch.testing.assert_close(torch.cat([own.W_enc for own, _ in made[1:]]), whole.W_enc)
+    assert all(torch.equal(number, after) for _, number in made)
