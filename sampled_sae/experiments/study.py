@@ -98,34 +98,34 @@ class Work:
             done = {(row.run, row.measure) for row in read_rows(self.path)}
             left = [run for run in group if any((run, measure) not in done for measure in single)]
             while left:
-                some = self._fitting(setting, stage, left, single)
-                saes = {run: self.sae(run, self.study.tokens_of(setting, stage)) for run in some}
+                saes = self._trained(setting, stage, left, single)
                 for measure in single:
                     self._measure(measure, {run: sae for run, sae in saes.items() if (run, measure) not in done})
-                left = left[len(some) :]
+                left = left[len(saes) :]
         if "similarity" in stage.measure:
             self._compare(stage, runs)
 
     # ---- time ----------------------------------------------------------------------------------------------
 
-    def _fitting(self, setting: str, stage: Stage, runs: Sequence[Run], measures: Sequence[Measure]) -> list[Run]:
-        """The first runs that can be trained and measured in the time that is left, at most `AT_ONCE`."""
-        needed = self._preparation(setting, measures)
-        some: list[Run] = []
+    def _trained(
+        self, setting: str, stage: Stage, runs: Sequence[Run], measures: Sequence[Measure]
+    ) -> dict[Run, SAE | None]:
+        """The first runs' SAEs: as many as can be trained and measured in the time that is left, at most `AT_ONCE`."""
+        saes: dict[Run, SAE | None] = {}
         for run in runs[:AT_ONCE]:
-            needed += self._train_estimate(run, self.study.tokens_of(setting, stage))[1]
-            if not self.budget.allows(needed + self._measure_estimate(setting, measures, len(some) + 1)):
+            tokens = self.study.tokens_of(setting, stage)
+            needed = self._preparation(setting, measures) + self._train_estimate(run, tokens)[1]
+            if not self.budget.allows(needed + self._measure_estimate(setting, measures, len(saes) + 1)):
                 break
-            some.append(run)
-        if not some:
+            saes[run] = self.sae(run, tokens)
+        if not saes:
             raise OutOfTime(f"{stage.name}, {runs[0].name}")
-        return some
+        return saes
 
     def _preparation(self, setting: str, measures: Sequence[Measure]) -> float:
         layer = self.layer if self.layer is not None and self._place(setting) == self.here else None
-        seconds = (
-            0.0 if layer is not None and layer.is_harvested else self.budget.seconds("harvest", self._harvest(setting))
-        )
+        there = layer is not None and layer.is_harvested
+        seconds = 0.0 if there else self.budget.seconds("harvest", self._harvest(setting))
         if "absorption" in measures and not (layer is not None and layer.has_words):
             seconds += self.budget.seconds("words", PREPARED["absorption"])
         return seconds
