@@ -71,8 +71,8 @@ def step(batch: int, d_in: int = D_IN, d_sae: int = D_SAE, k: int = K) -> Step:
 
 WEIGHTS = 2 * D_IN * D_SAE
 STATE = 16 * WEIGHTS
-"""Bytes in training: weights, moments and a 16-bit copy are 14 per weight. Measured without Z: 14.1 with 3M latents on one
-GPU, 15.8 with 65,536."""
+"""Bytes in training: weights, moments and a 16-bit copy are 14 per weight. Measured without Z: 14.1 with 3M latents on
+one GPU, 15.8 with 65,536."""
 ACTIVATION = 2 * D_IN  # bytes of a token at one layer
 
 
