@@ -48,7 +48,7 @@ with clock("import"):
     from sampled_sae.evals.core.evaluate import evaluate_core_many
     from sampled_sae.evals.core.schema import CoreConfig
     from sampled_sae.models.load import load_model
-    from sampled_sae.training import checkpoint, run
+    from sampled_sae.training import checkpoint, finish, run
 
 
 class Times(run.Callback):
@@ -83,8 +83,8 @@ def main() -> None:
     steps, compiled = a.tokens // a.batch, {"auto": "auto", "True": True, "False": False}[a.compile]
     checkpoint.save = timed(checkpoint.save, "checkpoints, beside the steps on a GPU")
     checkpoint.checksum = timed(checkpoint.checksum, "their checksums")
-    for name in ("calibrated_threshold", "by_threshold", "git_commit"):
-        setattr(run, name, timed(getattr(run, name), f"of that, {name}"))
+    for name in ("calibrated_threshold", "by_threshold"):
+        setattr(finish, name, timed(getattr(finish, name), f"of that, {name}"))
     ss.SAE.save = timed(ss.SAE.save, "of that, save")  # type: ignore[method-assign]
     begin = time.perf_counter()
     with clock("load the model"):

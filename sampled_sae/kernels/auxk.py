@@ -23,7 +23,7 @@ from sampled_sae.method.parameters import Parameters
 
 WHOLE_ROWS = 2**14
 """Latents of which a program holds a token's row in its registers."""
-PER_WARP = 2**10
+PER_WARP = 2**11
 """Values of such a row for each warp."""
 ROWS, BLOCK, WARPS = 8, 256, 4
 BESIDE = True
@@ -216,23 +216,34 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 @triton.jit
+def _reach(value, a, b):
+    """How many of up to 2^15 values reach a and b: two counts in one sum, because each sum waits for all threads."""
+    counts = tl.sum((value >= a).to(tl.int32) + ((value >= b).to(tl.int32) << 16))
+    return counts & 0xFFFF, counts >> 16
+
+
+@triton.jit
 def _cut_whole_rows(bits, width, keep, BLOCK: tl.constexpr):
     """Keep the `keep` largest positive values of a row and set the others to 0; ties go to the lowest position."""
     row = bits + tl.program_id(0).to(tl.int64) * width
     c = tl.arange(0, BLOCK)
     value = tl.load(row + c, mask=c < width, other=-1).to(tl.int32)
+    # The cut is at `low` or above and below `high`, which `above` values reach: thirds that do not hold it drop out.
     high = tl.maximum(tl.max(value), 1) + 1
-    low = tl.maximum(high - 512, 1)  # a factor of 16 below the largest: the cut is hardly ever lower
-    if tl.sum((value >= low).to(tl.int32)) < keep:
-        high = tl.maximum(low, 2)
-        low = high - high + 1
+    a, b = tl.maximum(high - 512, 1), tl.maximum(high - 192, 1)  # factors of 16 and 2.8 below the largest
+    from_a, from_b = _reach(value, a, b)
+    above = tl.where(from_b >= keep, 0, tl.where(from_a >= keep, from_b, tl.where(a > 1, from_a, 0)))
+    low = tl.where(from_b >= keep, b, tl.where(from_a >= keep, a, 1))
+    high = tl.where(from_b >= keep, high, tl.where(from_a >= keep, b, tl.maximum(a, 2)))
     while high - low > 1:
-        middle = (low + high) // 2
-        if tl.sum((value >= middle).to(tl.int32)) >= keep:
-            low = middle
-        else:
-            high = middle
-    room = keep - tl.sum((value > low).to(tl.int32))
+        third = (high - low + 1) // 3
+        a = low + third
+        b = tl.maximum(high - third, a)
+        from_a, from_b = _reach(value, a, b)
+        above = tl.where(from_b >= keep, above, tl.where(from_a >= keep, from_b, from_a))
+        high = tl.where(from_b >= keep, high, tl.where(from_a >= keep, b, a))
+        low = tl.where(from_b >= keep, b, tl.where(from_a >= keep, a, low))
+    room = keep - above
     tie = (value == low).to(tl.int32)
     kept = (value > low) | ((tie > 0) & (tl.cumsum(tie, 0) <= room))
     tl.store(row + c, tl.where(kept, value, 0).to(tl.int16), mask=c < width)

@@ -30,6 +30,9 @@ def test_the_largest_of_each_row_stay(width, keep, limit, monkeypatch):
     z[4, : width // 2] *= 1e-6  # the cut is far below the largest
     z[5] = 2.0
     z[6, ::2] = -torch.inf  # empty slots
+    z[7] = 2 ** torch.linspace(-20, 1, width)  # the cut is any number of factors below the largest
+    z[8], z[8, : keep - 1] = 1e-40, 0  # fewer positive values than wanted, or as many
+    z[9], z[9, : keep - 1] = 9.2e-41, 3.0
     wanted, z = reference_cut(z, keep), z.to(DEVICE)
     keep_largest_of_rows_(z, keep)
     assert torch.equal(z.cpu(), wanted)
