@@ -155,7 +155,8 @@ def ranking(meanings: dict[int, Explanation]) -> Ranking | None:
     detection = {latent: meaning.score for latent, meaning in meanings.items() if meaning.score is not None}
     help_ = (
         "Balanced detection with its explanation minus the same with another latent's explanation: how much the "
-        "explanation helps to predict where the latent fires. 0: not at all; 0.5: as much as possible over guessing."
+        "explanation helps to predict where the latent fires. 0 is no help; guessing is 0.5 in both, so 0.5 is good. "
+        "Both are measured on a few windows per latent."
     )
     each = (
         Ranking("Gain", help_, gains),

@@ -19,7 +19,7 @@ async function sideBySide(latent, columns, row, windows) {
   const overlap = `Both fire at ${whole(both)} tokens: ${percent(both, fired)} of this latent's ${whole(fired)} and ${percent(both, there)} of the other's ${whole(there)}.`;
   const side = (title, list, maximum) => make("div", {}, make("h4", {}, title), list.length ? contextList(list, maximum) : make("p", {class: "note"}, "It does not fire in this text."));
   return section(`Side by side with ${book.about.other} #${match}`, `${overlap} Top contexts of each; dotted underlines mark where the other one fires too.`,
-    make("div", {class: "pair"}, side("This latent", mine, book.columns.maximum[latent]), side(`${book.about.other} #${match}`, its, most)));
+    make("div", {class: "pair beside"}, side("This latent", mine, book.columns.maximum[latent]), side(`${book.about.other} #${match}`, its, most)));
 }
 
 const percent = (some, all) => all ? `${Math.round((100 * some) / all)}%` : "0%";

@@ -1,6 +1,8 @@
 """The colors of all pages and figures, for light and dark paper, and how each group of methods looks.
 
-The palette is that of Okabe and Ito, which people with any common color blindness can tell apart; symbols differ too.
+The palette is that of Okabe and Ito with a darker grey, a brown and a violet. People with the common kinds of color
+blindness can tell its colors apart (measured by tests/reporting/test_palette.py); symbols differ too.
+
 Figures are written in the light colors; pages swap them by `DARK` where the reader prefers a dark page.
 """
 
@@ -10,9 +12,9 @@ from typing import NamedTuple
 
 INK, MUTED, GRID, PAPER = "#1c2024", "#6b7076", "#e3e3de", "#fdfdfb"
 PALE = "#b9bec2"  # for bars and lines that many others cross
-BLACK, GREY, BLUE, SKY, PURPLE = "#000000", "#999999", "#0072b2", "#56b4e9", "#cc79a7"
+BLACK, GREY, BLUE, SKY, PURPLE = "#000000", "#707070", "#0072b2", "#56b4e9", "#cc79a7"
 ORANGE, GREEN, VERMILION = "#e69f00", "#009e73", "#d55e00"
-OLIVE, BROWN, VIOLET = "#a89a00", "#8c6d5a", "#8a77d1"  # Okabe and Ito's yellow is too pale for a white page
+OLIVE, BROWN, VIOLET = "#a89a00", "#6e3e1a", "#572f7f"  # Okabe and Ito's yellow is too pale for a white page
 SCALE = ["#f3f5f6", "#5ab4e6"]  # pale enough for ink on it
 # From a little to much, for lines and points.
 SHADES = ["#9cc4e4", "#74acd8", "#4f93c8", "#3279b0", "#1f6096", "#13497a", "#0a345d"]
@@ -26,7 +28,9 @@ DARK = {
     BLACK: "#ffffff",
     OLIVE: "#f0e442",
     BLUE: "#2b8fd0",
-    BROWN: "#b08d78",
+    GREY: "#bbbbbb",
+    BROWN: "#ebac9a",
+    VIOLET: "#6f58d0",
     SCALE[0]: "#20252a",
     SCALE[1]: "#1b5f8c",
     **dict(zip(SHADES, DARK_SHADES, strict=True)),
