@@ -68,7 +68,7 @@ def test_a_tutorial_runs(names, tmp_path):
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     pages = {"own-activations": "runs/own/saes", "compare-methods": "report", "language-model": "browser"}
