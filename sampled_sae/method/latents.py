@@ -49,9 +49,9 @@ class Shard:
         """Sum of integers over the ranks; may be in place."""
         return self.ranks.sum(part)
 
-    def total(self, number: int) -> int:
-        """Sum of a number over the ranks."""
-        return number if self.number == 1 else int(self.count(torch.tensor(number)))
+    def total(self, number: int, device: torch.device) -> int:
+        """Sum of a number over the ranks, which exchange tensors on `device`."""
+        return number if self.number == 1 else int(self.count(torch.tensor(number, device=device)))
 
     def stack(self, part: Tensor) -> Tensor:
         """Every rank's tensor, in their order [number, ...]."""

@@ -192,12 +192,14 @@ class PlainPath:
     def _selection(self, pool: Tensor, codes: SparseCodes, smallest: Callable[[], Tensor]) -> Selection:
         fired = torch.zeros(codes.d_sae, dtype=torch.bool, device=pool.device)
         fired[codes.latent] = True
-        return Selection(pool, fired, smallest, lambda: self.shard.total(len(codes.value)), codes)
+        return Selection(pool, fired, smallest, lambda: self.shard.total(len(codes.value), pool.device), codes)
 
     def update(self, selection: Selection, dead: Dead | None, lr: float) -> Moved:
         """Kept activations and dead latents -> one update of the weights."""
         numbers = None if dead is None else dead.mask.nonzero().squeeze(1)
-        outcome = self.gradients(selection, numbers if numbers is not None and self.shard.total(len(numbers)) else None)
+        if numbers is not None and not self.shard.total(len(numbers), numbers.device):
+            numbers = None
+        outcome = self.gradients(selection, numbers)
         norm = self.optimizer.update(outcome.gradients, lr)
         if self.score.learn is not None and outcome.gain is not None:
             self.score.learn(self.pool_state.score, self.shard.gather(outcome.gain), selection.pool)
