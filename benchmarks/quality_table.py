@@ -148,7 +148,8 @@ def draw(results: Results, names: list[str], path: Path) -> None:
             type="log", tickvals=ticks, ticktext=[str(t) for t in ticks],
             title="GPU seconds of training" if place["row"] == rows else None, **place,
         )  # fmt: skip
-        within = [0.95 * min(of_best), 1.05 * max(of_best)]  # without failed rates
+        low, high = min(of_best), max(of_best)  # without failed rates
+        within = [low - 0.08 * (high - low), high + 0.08 * (high - low)]
         figure.update_yaxes(range=within, tickformat=".3f", title="FVU" if place["col"] == 1 else None, **place)
     figure.update_annotations(font_size=14)
     figure.update_layout(
