@@ -162,6 +162,7 @@ def resume(
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
     keep: bool = True,
+    divide: str = "auto",
 ) -> Any:
     """Continue the training in a folder, on the activations that it began with, if these came from a file or a model.
 
@@ -173,6 +174,7 @@ def resume(
 
     out = Path(folder).absolute()
     rest: dict[str, Any] = {"out": out, "resume": True, "callbacks": callbacks, "progress": progress, "keep": keep}
+    rest["divide"] = divide
 
     def train(source: Any, configs: Any, shared: Any, device: Any, dtype: torch.dtype) -> dict[str, list[SAE]]:
         return run_training(source, configs, shared, device=device, dtype=dtype, **rest)

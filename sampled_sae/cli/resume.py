@@ -21,6 +21,8 @@ class Resume:
     the same peak, decay to the end. Pools stay as in the last step."""
     device: str | None = None
     """Device, such as cpu or cuda:1. Default: the kind that the training began on."""
+    divide: str = "auto"
+    """Under torchrun, how its processes share the work, as for `sampled-sae train`."""
     load_scores: tuple[Path, ...] = ()
     """Python files that register custom scores."""
 
@@ -38,5 +40,5 @@ class Resume:
 
         for script in self.load_scores:
             load_scores(script)
-        print_saes(resume(self.folder, extend=self.extend, device=self.device, keep=False))
+        print_saes(resume(self.folder, extend=self.extend, device=self.device, keep=False, divide=self.divide))
         leave()

@@ -164,7 +164,8 @@ class Train:
         if self.dry_run:
             print("\n".join(self.estimates(configs, TrainConfig(steps, **settings))))
             return
-        join(self.device)  # under torchrun, before the language model is put on this process's GPU
+        if self.divide != "none":
+            join(self.device)  # under torchrun, before the language model is put on this process's GPU
         source = self.collect.activations(self.device) if path is None else open_source(path, key=self.key)
         place: dict[str, Any] = {"out": self.out, "resume": self.resume, "device": self.device, "keep": False}
         print_saes(train(source, configs, steps=steps, divide=self.divide, **place, **settings))

@@ -217,7 +217,7 @@ def load(path: Path, wanted: Sequence[str] | None = None, shard: int = 0, shards
                 if parts != shards:
                     states[name].pop("most_dead", None)  # of one rank; it is counted again
         return Checkpoint(step, content["run"], states, dict(content["extra"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(f"{file}: not a checkpoint of this program ({type(error).__name__}: {error})") from None
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file}: damaged or missing ({error})") from None

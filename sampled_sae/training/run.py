@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -153,6 +154,7 @@ class Run:
                 )
             )
         self.heldout = fingerprint(x)
+        self._check_ranks()
         if self.restored is not None:
             try:
                 self._restore(self.restored)
@@ -171,6 +173,15 @@ class Run:
             self.stream.leave_out()
         if self.out is not None and self.ranks.first and (self.extending or not (self.out / "run.json").exists()):
             self._record(finished=False)
+
+    def _check_ranks(self) -> None:
+        """Raise if ranks have other settings or activations than the first one, such as random ones without a seed."""
+        own = {"activations": [self.stream.d_in, self.heldout], "settings": self.describe()}
+        every = [json.loads(text) for text in self.ranks.all.texts(json.dumps(own))]
+        for rank, other in enumerate(every):
+            for name in own:
+                if other[name] != every[0][name]:
+                    raise UserError(f"{name}: rank {rank} has others than rank 0; all ranks must have the same ones")
 
     def _restore(self, from_: checkpoint.Checkpoint) -> None:
         extra, d_in = from_.extra, self.stream.d_in

@@ -64,7 +64,7 @@ class Trainer:
         first.say(memory.check(configs, first.stream.d_in, size, first.device, first.dtype, beside, shards))
 
     def _train(self, runs: list[Run]) -> None:
-        with ExitStack() as ends, watching(runs[0].kept):
+        with ExitStack() as ends, watching(runs[0].kept, self.ranks.world):
             for run in runs:
                 ends.callback(run.close)
                 run.begin()
@@ -158,7 +158,8 @@ def run_training(
     streams, passes = source.open(*settings), [full]
     again = _opens_again(source, streams)
     if out is not None:
-        passes, *shape = division.divide(divide, full, list(streams.values()), shared.batch_size, ranks, out)
+        how = "auto" if divide == "none" else divide
+        passes, *shape = division.divide(how, full, list(streams.values()), shared.batch_size, ranks, out)
         ranks = ranks.divided(*shape)
     if len(passes) > 1 and not (again and _repeats(source, settings, streams)):
         raise UserError(

@@ -95,9 +95,9 @@ def patient() -> Iterator[None]:
 
 
 @contextmanager
-def watching(kept: Callable[[], str]) -> Iterator[None]:
-    """Watch the training of several ranks; one rank alone is not watched."""
-    if number_of_ranks() > 1:
+def watching(kept: Callable[[], str], world: int) -> Iterator[None]:
+    """Watch the training of `world` ranks; one rank alone is not watched."""
+    if world > 1:
         _watch.append(Watch(kept))
     try:
         yield
