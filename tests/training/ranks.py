@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,12 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load
 
 import sampled_sae as ss
 from sampled_sae.data.harvest import model_activations
 from sampled_sae.training.run import Callback
+from sampled_sae.utils.ranks import own_rank
 
 ROOT = Path(__file__).parents[2]
 VOLATILE = ("seconds", "tokens_per_second", "checksum", "versions", "git_commit")
@@ -69,17 +72,50 @@ def texts() -> list[str]:
     return [f"the {word} thing, {n} times the other {n * n} " * 4 for n, word in enumerate(["a", "bc", "d"] * 40)]
 
 
-def harvest(out: Path, **more: Any) -> None:
+def harvest(out: Path, signal_at: int | None = None, **more: Any) -> None:
     """Two SAEs at each of two hook points of a language model; several rounds of its buffer."""
     from tests.models.tiny_models import make_model, make_tokenizer
 
     model = ss.load_model((make_model("llama"), make_tokenizer()), device="cpu")
+    if signal_at is not None:
+        model.activations = _with_signal(model.activations, signal_at)
     hooks = {"layer": (0, 1), "context": 16, "buffer_tokens": 1024, "contexts_at_once": 5, "progress": False}
-    settings = COMMON | {"steps": 30, "device": "cpu", "progress": False}
+    settings = COMMON | {"steps": 30, "device": "cpu", "progress": False, "resume": out.exists()}
     ss.train(model_activations(model, texts(), **hooks), configs()[:2], out=out, **settings, **more)
 
 
-JOBS: dict[str, Callable[..., None]] = {"tensors": tensors, "stopped": stopped, "harvest": harvest}
+def _with_signal(passes: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """Passes through a model, during one of which a signal comes to one rank."""
+    calls = iter(range(10**6))
+
+    def one(*arguments: Any) -> Any:
+        if next(calls) == number and own_rank() == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return passes(*arguments)
+
+    return one
+
+
+def signaled(out: Path, **more: Any) -> None:
+    """A signal to one rank while activations are collected stops all ranks at the same step, and they go on."""
+    with pytest.raises(ss.Interrupted, match="interrupted at step"):
+        harvest(out, signal_at=8, **more)
+    harvest(out, **more)
+
+
+def different(out: Path, **more: Any) -> None:
+    """Activations that are not the same on all ranks."""
+    with pytest.raises(ss.UserError, match="activations: rank 1 has others than rank 0"):
+        ss.train(rows() + own_rank(), configs(), steps=3, out=out, device="cpu", progress=False, **COMMON, **more)
+
+
+JOBS: dict[str, Callable[..., None]] = {
+    "tensors": tensors,
+    "stopped": stopped,
+    "harvest": harvest,
+    "signaled": signaled,
+    "different": different,
+}
 
 
 def content(out: Path) -> dict[str, Any]:

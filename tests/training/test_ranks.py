@@ -20,8 +20,9 @@ def alone(tmp_path_factory):
 
 
 def test_two_ranks_write_the_same_files_as_one_process(alone, tmp_path):
-    ranks.run_jobs(2, tmp_path, "tensors:saes", "harvest:saes", "stopped:saes", "stopped:latents")
-    for name, wanted in alone.items():
+    jobs = ("tensors", "harvest", "signaled", "stopped", "different")
+    ranks.run_jobs(2, tmp_path, *(f"{name}:saes" for name in jobs), "stopped:latents")
+    for name, wanted in (*alone.items(), ("signaled", alone["harvest"])):
         assert ranks.content(tmp_path / f"{name}-saes") == wanted
     stopped = tmp_path / "stopped-saes"
     assert [path.name for path in sorted((stopped / "checkpoints").iterdir())] == ["step-000000010", "step-000000020"]
