@@ -12,6 +12,7 @@ from sampled_sae.config import Bound, Distinct, NotEmpty, Positive, require
 from sampled_sae.data.contexts import TextConfig
 from sampled_sae.data.rounds import enough_contexts
 from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.models.llama import Llama
 from sampled_sae.utils.system import available
 
 LARGEST = {"cuda": 2**21, "cpu": 2**19}  # tokens of a buffer if no number is set; it is filled before the first step
@@ -92,9 +93,15 @@ def bytes_needed(model: LanguageModel, config: HarvestConfig) -> int:
 
 
 def worth_compiling(model: LanguageModel, config: HarvestConfig, tokens: int | None) -> bool:
-    """Whether compiled blocks save time on so many tokens; hook points inside of blocks need them as they are."""
+    """Whether compiled blocks save time on so many tokens; hook points inside of blocks need them as they are, and the
+    small operations of a `Llama` are fused already."""
     layers = [model.hook_point(hook).layer for hook in config.hooks]
     last = max((-1 if layer is None else layer for layer in layers), default=-1)
-    if tokens is None or None in layers or tokens * (last + 1) * model.width < WORTH_COMPILING:
+    if (
+        tokens is None
+        or None in layers
+        or isinstance(model.model, Llama)
+        or tokens * (last + 1) * model.width < WORTH_COMPILING
+    ):
         return False
     return kernels.usable(model.device, torch.float32)
