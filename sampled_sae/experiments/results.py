@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sampled_sae.experiments.design import Study
 from sampled_sae.experiments.study import RESULTS
 from sampled_sae.reporting.study import GOAL, Results, read_rows
-from sampled_sae.reporting.study_page import NOT_RUN, answer, fill_page, forest, tables
+from sampled_sae.reporting.study_page import NOT_RUN, against, answer, fill_page, forest, tables
 from sampled_sae.reporting.synthetic import load_results
 from sampled_sae.reporting.write import write_figures
 from sampled_sae.utils.files import make_folder, write_text
@@ -16,6 +18,7 @@ from sampled_sae.utils.files import make_folder, write_text
 SYNTHETIC = "synthetic"
 DETAILED = "tables.md"
 DETAILS = ("difference-", "datasets-", "self-", "synthetic-")  # beginnings of the names of tables there
+PAIRS = (("fvu", "probing_5"), ("absorption", "probing_5"), ("fvu", "autointerp"))  # metrics against each other
 SHOWN = (*GOAL, "absorption_f1", "over_10_percent", "autointerp", "mmcs_seeds")  # metrics with a figure
 
 
@@ -30,12 +33,7 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
     results = Results(rows, {name: setting.model for name, setting in study.settings.items()}, beside)
     synthetic = {path.stem: load_results(path) for path in sorted((out / SYNTHETIC).glob("*.json"))}
     roles = {name: method.role for name, method in study.methods.items()}
-    drawn = [
-        (f"{setting}-{metric}", figure)
-        for setting in (results.settings[:1] if figures is not None else ())
-        for metric in SHOWN
-        if (figure := forest(results, setting, metric)) is not None
-    ]
+    drawn = list(_figures(results, results.settings[0])) if figures is not None and results.settings else []
     files = [] if figures is None else write_figures(drawn, make_folder(figures))
     images = [path for path in files if path.suffix == ".png"]
     for path in set(files) - set(images):
@@ -49,3 +47,13 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
     write_text(out / DETAILED, "# All tables of the study\n")
     fill_page(out / DETAILED, [table for table in made if table.name.startswith(DETAILS)])
     return [page, out / DETAILED, *images]
+
+
+def _figures(results: Results, setting: str) -> Iterator[tuple[str, Any]]:
+    """Figures of one setting by name, those that there are results for."""
+    for x, y in PAIRS:
+        if (figure := against(results, setting, x, y)) is not None:
+            yield f"{setting}-{x}-{y}", figure
+    for metric in SHOWN:
+        if (figure := forest(results, setting, metric)) is not None:
+            yield f"{setting}-{metric}", figure

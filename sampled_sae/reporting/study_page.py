@@ -22,7 +22,7 @@ from sampled_sae.reporting.claims import (
     hypotheses_table,
     reached,
 )
-from sampled_sae.reporting.figures import INK, base_figure
+from sampled_sae.reporting.figures import INK, MUTED, base_figure, front, labels, span, steps
 from sampled_sae.reporting.study import BASE, GOAL, METRICS, UNEQUAL, Results, judged, leading
 from sampled_sae.reporting.tables import markdown
 from sampled_sae.utils.files import write_text
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 FRESH = (3, 4)  # seeds that no choice has seen
+NEUTRAL = {
+    "better": "more",
+    "worse": "less",
+    "not worse": "not less",
+    "undecided": "undecided",
+}  # where no end is better
 NOT_RUN = "Not run yet: there are no results."
 
 
@@ -80,7 +86,8 @@ def difference_table(results: Results, setting: str, metric: str, base: str = BA
             left = results.without_each(setting, method, base, metric, **how).values()
             rest = f"{form(min(left), digits)} to {form(max(left), digits)}" if left else "-"
             facts: list[Cell] = [it.mean, ends, it.detectable, it.p_value, it.clusters[0], it.pairs, rest]
-            rows.append([f"{method}*" if unequal else method, *facts, verdict])
+            word = verdict if METRICS[metric].better else NEUTRAL[verdict]
+            rows.append([f"{method}*" if unequal else method, *facts, word])
     side = "better" if METRICS[metric].better else "more"
     note = f"{METRICS[metric].title} against {base}; positive: {side} than {base}."
     note += " The difference is log2 of the ratio." if METRICS[metric].log else ""
@@ -266,6 +273,35 @@ def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.
     marks = {"color": INK, "size": 8}
     figure.add_scatter(x=[it.mean for it in differences], y=names, mode="markers", marker=marks, error_x=bars)
     figure.add_vline(x=0, line={"color": INK, "width": 1})
+    return figure
+
+
+def against(results: Results, setting: str, x: str, y: str) -> go.Figure | None:
+    """One metric against another: a point per method, its mean over seeds; the base is dark, a line is the front."""
+    shown = {
+        method: (statistics.fmean(both[0].values()), statistics.fmean(both[1].values()))
+        for method in results.methods(setting)
+        if all(both := [results.measured(setting, method, metric) for metric in (x, y)])
+    }
+    if len(shown) < 2:
+        return None
+    points = list(shown.values())
+    ranges = [span([point[axis] for point in points]) for axis in (0, 1)]
+    axes = [
+        {"title": {"text": f"{METRICS[name].title} ({METRICS[name].better} is better)"}, "range": ends}
+        for name, ends in zip((x, y), ranges, strict=True)
+    ]
+    figure = base_figure(520, axes[0], axes[1], {"r": 16, "t": 16})
+    ends = METRICS[x].better, METRICS[y].better
+    if ends[0] is not None and ends[1] is not None:
+        best = [points[i] for i in front(points, ends[0], ends[1])]
+        line = {"color": MUTED, "width": 1.5, "shape": steps(ends[0])}
+        figure.add_scatter(x=[p[0] for p in best], y=[p[1] for p in best], mode="lines", line=line)
+    colors = [INK if name == BASE else MUTED for name in shown]
+    figure.add_scatter(
+        x=[p[0] for p in points], y=[p[1] for p in points], mode="markers", marker={"color": colors, "size": 8}
+    )
+    figure.add_trace(labels(points, dict(enumerate(shown)), ranges, (600, 480)))
     return figure
 
 

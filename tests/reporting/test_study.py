@@ -7,6 +7,7 @@ import pytest
 from sampled_sae.reporting.claims import Claim, claims_table, combined, goal_table, hypotheses, outcome, reached
 from sampled_sae.reporting.study import Results, Row, Run, best_factor, leading, read_rows
 from sampled_sae.reporting.study_page import (
+    against,
     answer,
     difference_table,
     fill_page,
@@ -210,4 +211,8 @@ def test_the_figure_has_a_point_per_method(results):
     figure = forest(results, "first", "fvu")
     assert list(figure.data[0].y) == ["good", "bad", "same"]
     assert figure.data[0].x[0] == pytest.approx(0.006, abs=1e-4)
+    best, points, named = against(results, "first", "fvu", "probing_5").data
+    assert list(best.x) == [points.x[1]] and points.y[1] == pytest.approx(0.76 + 0.09, abs=0.002)
+    assert len(points.x) == len(ROLES) and set(named.text) <= set(ROLES)
+    assert against(results, "first", "fvu", "autointerp") is None
     assert forest(Results([row for row in rows() if row.run.seed == 0], {"first": "m"}), "first", "fvu") is None
