@@ -126,12 +126,13 @@ def contents(out: Path) -> dict[str, Any]:
     for path in sorted(out.rglob("*")):
         if path.is_file() and path.name not in LOGS:
             name = str(path.relative_to(out))
+            content = path.read_bytes().replace(str(out).encode(), b"OUT")
             if path.suffix == ".json":
-                found[name] = _lasting(json.loads(path.read_text()))
+                found[name] = _lasting(json.loads(content))
             elif path.suffix == ".jsonl":
-                found[name] = [_lasting(json.loads(line)) for line in path.read_text().splitlines()]
+                found[name] = [_lasting(json.loads(line)) for line in content.splitlines()]
             else:
-                found[name] = path.read_bytes().replace(str(out).encode(), b"OUT")
+                found[name] = content
     return found
 
 
