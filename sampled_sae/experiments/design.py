@@ -11,7 +11,7 @@ from sampled_sae.config import Config, Count, Distinct, NotEmpty, Positive, Posi
 from sampled_sae.experiments.costs import FIXED, PREPARED, measure_seconds, train_seconds
 from sampled_sae.method.presets import parse_methods
 from sampled_sae.reporting.claims import Claim
-from sampled_sae.reporting.study import METRICS, Row, Run, best_factor, leading
+from sampled_sae.reporting.study import METRICS, NO_LEADERS, Row, Run, best_factor, leading
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json
 
@@ -43,7 +43,9 @@ class Method(Config):
     """A method, as on the command line."""
 
     spec: str
-    role: Literal["baseline", "paper", "variant"] = "variant"
+    role: Literal["baseline", "paper", "variant", "reference"] = "variant"
+    """baseline: the goal is to be better than these; reference: shown beside the others, neither a baseline nor a
+    leader."""
     rate_of: str | None = None
     """Another method whose best learning rate this one uses; its own when unset."""
     cost: PositiveNumber = 1.0
@@ -165,7 +167,8 @@ def plan(study: Study) -> list[Planned]:
             saes += new
             whole += sum(s for m, s in PREPARED.items() if m in ("harvest", *stage.measure)) if new else 0.0
         for method in stage.methods:
-            roles = {LEADERS} if method != LEADERS and study.methods[method].role != "baseline" else set()
+            leads = method != LEADERS and study.methods[method].role not in NO_LEADERS
+            roles = {LEADERS} if leads else set()
             known |= {
                 (name, seed, it, m)
                 for name in stage.settings

@@ -69,11 +69,12 @@ def best_factor(rows: Sequence[Row], setting: str, model: str, method: str, mode
     return 1.0
 
 
+NO_LEADERS = ("baseline", "reference")  # roles of methods that cannot be leaders
 RANKED = (("select", "fvu"), ("select", "ce_recovered"), ("probing", "probing_1"), ("probing", "probing_5"))
 
 
 def leading(rows: Sequence[Row], roles: Mapping[str, str], count: int = 3) -> list[str]:
-    """The methods of the best mean rank over the goal's metrics, with seed 0 in the first setting; no baselines.
+    """The methods of the best mean rank over the goal's metrics, with seed 0 in the first setting.
 
     Of each method, the SAE of the lowest FVU on the selection text counts.
     """
@@ -84,7 +85,7 @@ def leading(rows: Sequence[Row], roles: Mapping[str, str], count: int = 3) -> li
             known = chosen.setdefault(row.run.method, row)
             chosen[row.run.method] = min(known, row, key=lambda it: it.values["fvu"])
     first = [row for row in first if row.run.method in chosen and row.run == chosen[row.run.method].run]
-    methods = [name for name in dict.fromkeys(row.run.method for row in first) if roles.get(name) != "baseline"]
+    methods = [name for name in dict.fromkeys(row.run.method for row in first) if roles.get(name) not in NO_LEADERS]
     ranks: dict[str, list[int]] = {name: [] for name in methods}
     for measure, metric in (*RANKED, ("absorption", "absorption")):
         sign = 1 if METRICS[metric].better == "low" else -1

@@ -23,7 +23,7 @@ from sampled_sae.reporting.claims import (
     reached,
 )
 from sampled_sae.reporting.figures import INK, MUTED, base_figure, front, labels, span, steps
-from sampled_sae.reporting.study import BASE, GOAL, METRICS, UNEQUAL, Results, judged, leading
+from sampled_sae.reporting.study import BASE, GOAL, METRICS, NO_LEADERS, UNEQUAL, Results, judged, leading
 from sampled_sae.reporting.tables import markdown
 from sampled_sae.utils.files import write_text
 from sampled_sae.utils.measures import Cell, Column, Stat, Table, form
@@ -171,7 +171,7 @@ def answer(
         return NOT_RUN if not tried else f"Not run yet: only learning rates were chosen, with {tried} short trainings."
     first = results.settings[0]
     baselines = [name for name, role in roles.items() if role == "baseline"]
-    variants = [name for name in results.methods(first) if name not in baselines]
+    variants = [name for name in results.methods(first) if roles.get(name) not in NO_LEADERS]
     winners = reached(results, variants, baselines)
     tested = [name for name in variants if any(results.difference(first, name, BASE, metric) for metric in GOAL)]
     if winners:
