@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from sampled_sae.utils.files import write_text
+from sampled_sae.utils.files import write_text, writing
 
 FILE = ".torchrun"
 """In the folder of a training that is not finished: the job of torchrun that began it."""
@@ -30,7 +30,8 @@ def resumes(out: Path, resume: bool) -> bool:
         return resume
     file = out / FILE
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        file.unlink(missing_ok=True)
+        with writing(file):
+            file.unlink(missing_ok=True)
         return False
     return file.exists() and file.read_text(encoding="utf-8") == job()
 
@@ -43,4 +44,5 @@ def begun(out: Path) -> None:
 
 def ended(out: Path) -> None:
     """Remove the note when the training is finished."""
-    (out / FILE).unlink(missing_ok=True)
+    with writing(out / FILE):
+        (out / FILE).unlink(missing_ok=True)

@@ -14,6 +14,7 @@ def test_disturbed_jobs_end_in_one_line_and_continue_to_the_same_files(job, kill
 CASES = [("cache", "kill", 7), ("cache", "read-only", 8), ("eval", "vanish", 124)]
 CASES += [("browse", "kill", 130)]
 CASES += [("sweep", "read-only", at) for at in (59, 152)]
+CASES += [("train", "read-only", 114)]
 CASES += [("eval", "kill", at) for at in (136, 154, 168)]
 
 
