@@ -97,6 +97,7 @@ class Browsed:
     contexts: Tensor  # [n, L] token ids: the text
     read: int  # tokens at which firing counted
     high_norm: int  # tokens that were left out for their norm
+    limit: float  # norm above which they were
     firings: Firings  # all of them, which `windows` points into
     windows: Windows
     histogram: Tensor  # [m, bins] int64
@@ -167,6 +168,7 @@ def collect(
         contexts,
         read,
         streams.high_norm,
+        streams.limit,
         firings,
         pick_windows(firings, settings.top, settings.bands, settings.each, settings.seed),
         histogram(firings, settings.bins),

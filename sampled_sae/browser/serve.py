@@ -7,6 +7,7 @@ that points here; so are requests of other origins, other paths and long bodies.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import threading
@@ -45,8 +46,9 @@ SAFE = {
 class TextReader:
     """A model and an SAE that read one text at a time."""
 
-    def __init__(self, sae: SAE, model: LanguageModel, layer: Where):
+    def __init__(self, sae: SAE, model: LanguageModel, layer: Where, limit: float | None = None):
         self.sae, self.model, self.layer = sae, model, layer
+        self.limit = math.inf if limit is None else limit  # norm above which a token is left out
         wanted = sae.cfg.metadata.get("prepend_bos")
         bos = model.tokenizer.bos_token_id if (model.bos if wanted is None else wanted) else None
         self.before = [] if bos is None else [bos]
@@ -54,7 +56,10 @@ class TextReader:
 
     @torch.no_grad()
     def read(self, text: str) -> dict[str, Any]:
-        """The tokens of a text as words, and of each the latents of the largest activations with these."""
+        """The tokens of a text as words, and of each the latents of the largest activations with these.
+
+        Special tokens and those of a high norm are left out, as on the page: most latents fire on them.
+        """
         if not text.strip():
             raise UserError("text: must hold a word")
         ids = self.model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -63,15 +68,17 @@ class TextReader:
             raise UserError(f"text: has {len(ids):,} tokens: must have 1 to {most}")
         with self.lock:
             stream = self.model.activations(torch.tensor([self.before + ids]), [self.layer])[self.layer]
-            codes = self.sae.encode_sparse(stream[0, len(self.before) :])
+            own = stream[0, len(self.before) :]
+            codes = self.sae.encode_sparse(own)
         left_out = torch.isin(torch.tensor(ids), torch.tensor([-1, *special_tokens(self.model.tokenizer)]))
+        left_out |= (own.float().norm(dim=1) > self.limit).cpu()
         kept = ~left_out[codes.token.cpu()]
         parts = (codes.token.cpu()[kept], codes.latent.cpu()[kept], codes.value.float().cpu()[kept])
         firings = Firings.sort(SparseCodes(*parts, len(ids), self.sae.d_sae), (1, len(ids)))
         found, words = token_latents(firings, 1, LATENTS), words_of(ids, self.model.tokenizer)
         latents = [[latent for latent in row if latent >= 0] for row in found.latent[0].tolist()]
         values = [row[: len(own)] for row, own in zip(found.value[0].tolist(), latents, strict=True)]
-        return {**words._asdict(), "latents": latents, "values": values}
+        return {**words._asdict(), "latents": latents, "values": values, "leftOut": left_out.tolist()}
 
 
 class Refusal(Exception):

@@ -89,7 +89,9 @@ def browse_sae(
             bars.close()
         made = Browser(index, _summary(page), page.about["notes"], batches)
     if port is not None:
-        serve(read_record(out, folder), out, TextReader(sae, lm, lm.where(position)), port)
+        print("\n".join([*made.notes, made.summary]), file=sys.stderr)
+        record = read_record(out, folder)
+        serve(record, out, TextReader(sae, lm, lm.where(position), record.limit), port)
     return made
 
 

@@ -19,7 +19,7 @@ async function run(text) {
   const answer = await fetch("/read", {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify({text})});
   const found = await answer.json();
   if (!answer.ok) throw new Error(found.error);
-  const tokens = found.text.map((word, i) => ({text: word, latents: found.latents[i].map((latent, j) => [latent, found.values[i][j]])}));
+  const tokens = found.text.map((word, i) => ({text: word, leftOut: found.leftOut[i], latents: found.latents[i].map((latent, j) => [latent, found.values[i][j]])}));
   Object.assign(reading, {tokens, name: "Your text", at: -1, latent: -1});
 }
 
@@ -59,13 +59,13 @@ function drawText(shown) {
   const words = tokens.map((token, i) => {
     const value = token.latents.find(([one]) => one === latent)?.[1] ?? 0, part = Math.min(1, value / (maximum || value || 1));
     return make("button", {
-      type: "button", class: value ? "hot" : "", "--heat-part": part.toFixed(3), "aria-pressed": String(i === at),
-      title: value ? short(value) : undefined, onclick: () => { reading.at = i === at ? -1 : i; drawText(shown); shown.querySelectorAll(".words button")[i].focus(); },
+      type: "button", class: value ? "hot" : token.leftOut ? "left-out" : "", "--heat-part": part.toFixed(3), "aria-pressed": String(i === at),
+      title: value ? short(value) : token.leftOut ? "Left out: a special token, or one of a high norm" : undefined, onclick: () => { reading.at = i === at ? -1 : i; drawText(shown); shown.querySelectorAll(".words button")[i].focus(); },
     }, token.text);
   });
   const rows = at < 0 ? most(tokens) : tokens[at].latents.map(([one, value]) => ({latent: one, value, note: `${percent(value, book.columns.maximum[one])} of its largest`}));
   const title = at < 0 ? "Strongest latents in this text" : `Latents at “${tokens[at].text}”`;
-  const note = at < 0 ? "By their largest activation here, as a share of the largest in the text read for this page." : "By activation, the largest first.";
+  const note = at < 0 ? "By their largest activation here, as a share of the largest in the text read for this page." : tokens[at].leftOut ? "It was left out: a special token, or one of a high norm, on which most latents fire." : "By activation, the largest first.";
   shown.replaceChildren(
     section(reading.name, "Click a token to list its latents. Click Shade to mark where a latent fires.", make("p", {class: "words context", dir: "ltr"}, ...words)),
     section(title, note, make("ol", {class: "neighbors"}, ...rows.map(row => latentRow(row, shown)))));

@@ -23,7 +23,7 @@ from sampled_sae.reporting.pages import render, trusted
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, new_folder, remove_leftovers, write_text
-from sampled_sae.utils.measures import shown
+from sampled_sae.utils.measures import number, shown
 
 CODE = ("data.js", "marks.js", "table.js", "latent.js", "pair.js", "text.js", "browse.js")
 HERE = Path(__file__).parent
@@ -52,6 +52,7 @@ class Record(NamedTuple):
     title: str
     summary: str
     data: str  # folder of the data
+    limit: float | None  # norm above which tokens were left out; None for none
 
 
 def read_record(out: Path, folder: Path) -> Record:
@@ -60,10 +61,10 @@ def read_record(out: Path, folder: Path) -> Record:
     if not path.exists():
         raise UserError(f"out = {str(out)!r}: holds no page of latents; name a text with --text to make one")
     content = read_file(path, "browser")
-    fields = [content.get(name) for name in Record._fields]
-    if not all(isinstance(field, str) for field in fields) or not FOLDER.fullmatch(content["data"]):
+    texts = {name: content.get(name) for name in Record._fields if name != "limit"}
+    if not all(isinstance(text, str) for text in texts.values()) or not FOLDER.fullmatch(content["data"]):
         raise UserError(f"{path}: not the record of a page of latents")
-    record = Record(*map(str, fields))
+    record = Record(**texts, limit=number(content.get("limit")))
     if record.weights != fingerprint(folder):
         raise UserError(f"out = {str(out)!r}: holds the page of another SAE, {record.title}")
     return record
@@ -91,7 +92,8 @@ def write_browser(page: Page, tokenizer: Any, out: Path, progress: Progress | No
     title, summary = page.about["title"], page.about["summary"]
     if page.folder is not None:
         sae = Path(os.path.relpath(page.folder.resolve(), out.resolve())).as_posix()
-        write_file(out / BROWSER, "browser", Record(sae, fingerprint(page.folder), title, summary, folder)._asdict())
+        record = Record(sae, fingerprint(page.folder), title, summary, folder, number(page.browsed.limit))
+        write_file(out / BROWSER, "browser", record._asdict())
     write_text(out / "index.html", html_page(title, summary, folder))
     for old in out.iterdir():
         if old.name != folder and FOLDER.fullmatch(old.name) and old.is_dir() and not old.is_symlink():

@@ -76,6 +76,9 @@ class Browse:
             raise UserError("export: has no effect without --neuronpedia FOLDER")
         if self.text is None and not self.serve:
             raise UserError("text: must name a text, unless --serve is given and the page is there already")
+        for name in ("other", "compare", "neuronpedia"):
+            if self.text is None and getattr(self, name) is not None:
+                raise UserError(f"{name}: has no effect without --text, which makes the page")
         made = browse(
             self.folder,
             self.model,
@@ -94,8 +97,10 @@ class Browse:
             dtype=self.model_dtype and getattr(torch, self.model_dtype),
             serve=self.port if self.serve else None,
         )
-        for note in made.notes:
-            print(note, file=sys.stderr)
-        print(f"{made.summary}\nPage: {made.page}")
+        if not self.serve:
+            for note in made.notes:
+                print(note, file=sys.stderr)
+            print(made.summary)
+        print(f"Page: {made.page}")
         if made.neuronpedia is not None:
             print(f"Neuronpedia: {made.neuronpedia}")

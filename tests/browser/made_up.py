@@ -67,6 +67,7 @@ def made_up_page(words: int, m: int = M, n: int = N, length: int = L, other: boo
         contexts,
         n * length,
         0,
+        100.0,
         firings,
         pick_windows(firings, 6, 5, 2),
         histogram(firings, 16),

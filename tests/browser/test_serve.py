@@ -93,6 +93,16 @@ def test_a_text_is_read_as_the_sae_encodes_it(served: Served) -> None:
         torch.testing.assert_close(torch.tensor(values), best.values)
 
 
+def test_high_norm_tokens_are_left_out(served: Served) -> None:
+    ids = served.model.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    before = [served.model.tokenizer.bos_token_id] if served.model.bos else []
+    norms = served.model.activations(torch.tensor([before + ids]), [1])[1][0, len(before) :].norm(dim=1)
+    found = TextReader(served.sae, served.model, 1, float(norms.median())).read(TEXT)
+    assert found["leftOut"] == (norms > norms.median()).tolist() and any(found["leftOut"])
+    assert not any(own for own, out in zip(found["latents"], found["leftOut"], strict=True) if out)
+    assert json.loads((served.page.parent / "browser.json").read_text())["limit"] > 0
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{}", "127.0.0.1", ""])
 def test_other_hosts_are_refused(served: Served, host: str) -> None:
     status, content = served.ask("GET", "/", Host=host.format(served.port))

@@ -168,3 +168,24 @@ def test_bad_input_is_one_line(place, words, tmp_path, capsys):
     capsys.readouterr()
     browse(place / "a", *words[:4], "--tokens", 10**6, *words[6:])
     assert "all of them are read" in capsys.readouterr().err
+
+
+def test_without_a_text_a_page_can_only_be_served(place, tmp_path):
+    with pytest.raises(UserError, match="text: must name a text, unless --serve is given"):
+        browse(place / "a", "--out", tmp_path)
+    with pytest.raises(UserError, match="other: has no effect without --text"):
+        browse(place / "a", "--out", tmp_path, "--serve", "--other", place / "b")
+    with pytest.raises(UserError, match="holds no page of latents"):
+        browse(place / "a", "--out", tmp_path, "--serve")
+    with pytest.raises(UserError, match="holds no page of latents"):
+        browse(place / "a", "--serve")
+
+
+def test_the_page_is_made_and_served(place, words, tmp_path, monkeypatch, capsys):
+    served = []
+    monkeypatch.setattr("sampled_sae.browser.serve.ThreadingHTTPServer.serve_forever", lambda self: served.append(self))
+    browse(place / "a", *words, "--serve", "--port", 0)
+    browse(place / "a", "--serve", "--port", 0, "--out", tmp_path / "out", "--device", "cpu")
+    told = capsys.readouterr()
+    assert len(served) == 2 and told.err.count("Serving http://localhost:") == 2
+    assert f"Page: {tmp_path / 'out' / 'index.html'}" in told.out
