@@ -81,15 +81,11 @@ def _can_share(configs: list[SAEConfig], shards: int) -> bool:
 
 def _time(passes: list[list[SAEConfig]], streams: int, groups: int, shards: int) -> float:
     """Relative time of a step, summed over the passes: that of the group with the most to do."""
-    return sum(
-        max(sum(part) for part in _costs([config.d_sae / shards + EXCHANGE * (shards > 1)
-                                          for _ in range(streams) for config in configs], groups))
-        for configs in passes
-    )  # fmt: skip
-
-
-def _costs(costs: list[float], groups: int) -> list[list[float]]:
-    return [[costs[index] for index in part] for part in shares(costs, groups)]
+    total = 0.0
+    for configs in passes:
+        costs = [config.d_sae / shards + EXCHANGE * (shards > 1) for config in configs] * streams
+        total += max(sum(costs[index] for index in part) for part in shares(costs, groups))
+    return total
 
 
 def shares(costs: Sequence[float], groups: int) -> list[list[int]]:

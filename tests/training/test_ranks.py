@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import sampled_sae as ss
+from sampled_sae.data.source import open_source
 from sampled_sae.training import division
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.ranks import Ranks
@@ -64,3 +65,21 @@ def test_memory_of_a_part_of_the_latents_is_that_part():
 
     whole, part = (needed([ss.batchtopk(65_536, 32)], 768, 4096, torch.float32, shards=n) for n in (1, 8))
     assert whole / 9 < part < whole / 6
+
+
+@pytest.mark.parametrize(
+    "sizes, shape",
+    [
+        ([65_536], (1, 4)),
+        ([65_536] * 2, (2, 2)),
+        ([65_536] * 3, (4, 1)),
+        ([65_536] * 8, (4, 1)),
+        ([64], (4, 1)),  # exchanges would take longer than the step
+        ([65_537], (4, 1)),  # cannot be divided
+    ],
+)
+def test_auto_divides_what_is_large_where_saes_are_few(sizes, shape, tmp_path):
+    stream = next(iter(open_source(torch.zeros(100, 16)).open(64, 0, 0).values()))
+    configs = [ss.batchtopk(size, 4) for size in sizes]
+    found = division.divide("auto", configs, [stream], 64, Ranks(world=4), tmp_path)
+    assert found == division.Division([configs], *shape)
