@@ -61,8 +61,8 @@ def read_record(out: Path, folder: Path) -> Record:
     if not path.exists():
         raise UserError(f"out = {str(out)!r}: holds no page of latents; name a text with --text to make one")
     content = read_file(path, "browser")
-    texts = {name: content.get(name) for name in Record._fields if name != "limit"}
-    if not all(isinstance(text, str) for text in texts.values()) or not FOLDER.fullmatch(content["data"]):
+    texts = {name: text for name in Record._fields[:-1] if isinstance(text := content.get(name), str)}
+    if len(texts) != len(Record._fields) - 1 or not FOLDER.fullmatch(texts["data"]):
         raise UserError(f"{path}: not the record of a page of latents")
     record = Record(**texts, limit=number(content.get("limit")))
     if record.weights != fingerprint(folder):

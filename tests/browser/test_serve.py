@@ -128,6 +128,11 @@ def test_another_saes_page_is_not_served(served: Served, tmp_path: Path) -> None
         read_record(served.page.parent, other)
     with pytest.raises(UserError, match=r"holds no page of latents; name a text with --text"):
         read_record(tmp_path, other)
+    whole = json.loads((served.page.parent / "browser.json").read_text())
+    for damage in ({"data": "../.."}, {"data": None, "limit": "x"}, {"title": 3}):
+        (tmp_path / "browser.json").write_text(json.dumps(whole | damage))
+        with pytest.raises(UserError, match="not the record of a page of latents"):
+            read_record(tmp_path, other)
     with pytest.raises(UserError, match=rf"port = {served.port}: cannot be used"):
         server(read_record(served.page.parent, served.page.parent.parent), tmp_path, None, served.port)  # type: ignore[arg-type]
 
