@@ -148,10 +148,8 @@ def run_training(
     ranks = join(device) if divide != "none" else Ranks(device=usable_device(device))
     full, source = checked(configs, shared), open_source(activations)
     if out is None and ranks.world > 1:
-        raise UserError(
-            f"out = None: {ranks.world} ranks need a folder for the SAEs, which is the same for all of them"
-        )
-    resume = out is not None and elastic.resumes(out, resume)
+        raise UserError(f"out = None: {ranks.world} ranks need a folder for the SAEs, the same one for all of them")
+    resume = resume if out is None else elastic.resumes(out, resume)
     if out is not None and resume:
         source = source.as_begun(_recorded_source(out))
     settings = (shared.batch_size, shared.heldout_tokens, shared.seed, shared.steps)

@@ -46,3 +46,8 @@ def test_a_run_keeps_the_rate_that_it_began_with(activations, tmp_path, monkeypa
         ss.train(activations, ss.batchtopk(48, 4, lr=0.25), out=out, resume=True, **COMMON)
     resumed = ss.train(activations, ss.batchtopk(48, 4), out=out, resume=True, **COMMON)
     assert resumed.cfg.training == whole.cfg.training and torch.equal(resumed.W_dec, whole.W_dec)
+
+
+def test_resume_needs_a_folder(activations):
+    with pytest.raises(ss.UserError, match="resume = True: needs the folder of the run; set out"):
+        ss.train(activations, ss.batchtopk(48, 4), resume=True, **COMMON)
