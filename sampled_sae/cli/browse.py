@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -62,6 +62,11 @@ class Browse:
     device: str | None = None
     """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
 
+    GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
+        "SAE and page": ("folder", "out", "other", "compare", "neuronpedia", "serve", "port"),
+        "Text": ("text", "tokens", "context", "text_field", "split", "subset"),
+        "Model": ("model", "layer", "hook", "model_dtype", "device"),
+    }
     EXAMPLES: ClassVar[Sequence[str]] = (
         "runs/b/saes/batchtopk-s0 --text stdlib --serve",
         "runs/b/saes/batchtopk-s0 --text held-out.jsonl --tokens 1000000 --other runs/b/saes/topk-s0 --out browser",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -27,6 +27,11 @@ class Compare:
     device: str | None = None
     """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
 
+    GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
+        "SAEs and results": ("folders", "out", "device"),
+        "Pairs": ("across", "reference", "seeds", "latents"),
+        "Measures": ("matching", "exact_up_to", "candidates", "rounds", "tolerance", "threshold", "unique", "embedder"),
+    }
     EXAMPLES: ClassVar[Sequence[str]] = (
         "runs/a --out runs/a/compare",
         "runs/a --seeds different --matching none --out runs/a/compare",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -43,6 +43,11 @@ class Reproduce:
     device: str | None = None
     """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
 
+    GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Run": ("out", "scale", "only", "skip", "dry_run", "device"),
+        "Sources": ("text", "datasets", "embedder", "autointerp"),
+        "Report": ("figures",),
+    }
     EXAMPLES: ClassVar[Sequence[str]] = (
         "--scale tiny --out runs/paper",
         "--scale small --dry-run --out runs/paper",

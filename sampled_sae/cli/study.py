@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -46,6 +46,11 @@ class StudyCommand:
     device: str | None = None
     """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
 
+    GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Study": ("design", "do", "out", "embedder", "device"),
+        "Run": ("train_text", "select_text", "report_text", "tokens", "probing", "stages", "words", "until"),
+        "Tables": ("page", "figures"),
+    }
     EXAMPLES: ClassVar[Sequence[str]] = (
         "design.json",
         "design.json --do run --train-text a.jsonl --select-text b.jsonl --report-text c.jsonl --out runs/study",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -49,6 +49,11 @@ class Synthetic:
     load_scores: tuple[Path, ...] = ()
     """Python files that register custom scores."""
 
+    GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Run": ("out", "preset", "steps", "resume", "device"),
+        "SAEs": ("scores", "multipliers", "seeds", "only", "load_scores"),
+        "Data": ("data", "buckets", "coefficients", "samples"),
+    }
     EXAMPLES: ClassVar[Sequence[str]] = (
         "--out demo",
         "--preset paper-table --seeds 0 1 2 --out runs/table",

@@ -26,6 +26,9 @@ def test_help_has_what_the_parser_takes(name, monkeypatch, capsys):
     printed = shown(name, "--help-all", capsys)
     options = [option for group in groups(command) for option in group.options]
     assert all(len(option.text) > 3 for option in options), [o.flag for o in options if len(o.text) <= 3]
+    titled = {name for names in getattr(command, "GROUPS", {}).values() for name in names}
+    assert titled <= {option.field for option in options}, "GROUPS names a field that is not there"
+    assert titled or len(groups(command)[0].options) <= 12, "so many options need GROUPS"
     assert not re.search(r"\bunset\b|Default: (None|\.|\(\)|<[a-z])", printed)
     assert max(map(len, printed.splitlines())) <= 100
 
