@@ -104,7 +104,7 @@ class DividedDeadPass(DeadPass):
 
 
 class DividedPath(FastPath):
-    """A training step of this rank's latents, in five recorded parts."""
+    """A training step of this rank's latents, in recorded parts."""
 
     def __init__(self, weights: Parameters, config: SAEConfig, steps: int, generator: torch.Generator, shard: Shard):
         super().__init__(weights, config, steps, generator)
