@@ -256,7 +256,8 @@ class Harvest:
         ahead, self._ahead = self._ahead, None
         ready = ahead is not None and ahead[0] == number
         block = (ahead[1] if ahead and ready else self._worker.submit(self._harvest_round, number)).result()
-        if not self._stop.is_set() and number + 1 != self.rounds.number:
+        # Several ranks begin the next round together, whichever of them was asked to stop; they stop within it.
+        if (self.passes.group.size > 1 or not self._stop.is_set()) and number + 1 != self.rounds.number:
             self._ahead = (number + 1, self._worker.submit(self._harvest_round, number + 1))
         # Its memory belongs to the harvest's own stream, which must not take it back while the trainer reads it.
         for x in block.values():
