@@ -41,7 +41,8 @@ def test_seeds_and_scores_of_a_run(run, tmp_path, capsys):
     assert [sae["name"] for sae in content["saes"]] == [
         f"{kind}-s{i}" for kind in ("batchtopk", "l2-l3") for i in range(3)
     ]
-    assert [(row["group"], row["mmcs"]["pairs"]) for row in content["seeds"]] == [("batchtopk", 3), ("l2-l3", 3)]
+    groups = [(row["group"], row["mmcs"]["pairs"]) for row in content["seeds"]]
+    assert groups == [("batchtopk", 3), ("sampled:score=l2,l=3", 3)]
     assert content["scores"]["all"]["pairs"] == [[3, 3], [3, 3]]
     assert len(content["pairs"]) == 9 and content["versions"]["torch"]
     decoders = {path.parent.name: load_file(path)["W_dec"] for path in (run / "saes").glob("*/sae_weights.safetensors")}
@@ -110,7 +111,7 @@ def test_bad_input_is_one_line(run, tmp_path):
     narrow = made(rows(6, 3)).save(tmp_path / "narrow")
     with pytest.raises(UserError, match="narrow has width 3 and batchtopk-s0 has width 16"):
         compare(one, narrow, *out)
-    with pytest.raises(UserError, match="reference = 'x': must be one of batchtopk, l2-l3"):
+    with pytest.raises(UserError, match="reference = 'x': must be one of batchtopk, sampled:score=l2,l=3"):
         compare(run, *out, "--reference", "x")
     with pytest.raises(UserError, match="device = 'cuda:99': cannot be used"):
         compare(run, "--out", tmp_path / "out", "--device", "cuda:99")
