@@ -14,10 +14,11 @@ import argparse
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from sampled_sae import cli
-from sampled_sae.cli.help import Group, Option, groups
+from sampled_sae.cli.help import Group, Option, groups, titled
 
 ROOT = Path(__file__).parents[1]
 DOCS, STAGE, SITE = ROOT / "docs", ROOT / "build" / "docs", ROOT / "site"
@@ -91,7 +92,9 @@ def cli_reference() -> str:
         own, *others = groups(command, default)
         lines += [f"## {name}", "", f"{own.text} {own.details}".strip().replace("[", "\\["), "", "```sh"]
         lines += [f"sampled-sae {name} {line}" for line in command.EXAMPLES]
-        lines += ["```", "", *table(own.options)]
+        lines.append("```")
+        for title, options in titled(own, getattr(command, "GROUPS", {})):
+            lines += ["", f"**{title}**", "", *table(options)]
         for group in others:
             lines += ["", f"### {name}: {group.name}", "", paragraphs(group), "", *table(group.options)]
         lines.append("")
@@ -103,7 +106,7 @@ def paragraphs(group: Group) -> str:
     return "\n\n".join(filter(None, (group.text, group.details))).replace("[", "\\[")
 
 
-def table(options: tuple[Option, ...]) -> list[str]:
+def table(options: Sequence[Option]) -> list[str]:
     """Flags with their descriptions."""
     rows = ["| option | |", "|---|---|"]
     for option in options:

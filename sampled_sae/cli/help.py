@@ -122,16 +122,20 @@ def rows(table: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _own_lines(own: Group, titles: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The command's own options below their titles; those without a title come last."""
+def titled(own: Group, titles: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, list[Option]]]:
+    """The command's own options by title; those without a title come last."""
     named = {name for names in titles.values() for name in names}
     rest = [option.field for option in own.options if option.field not in named]
     for title, names in {**titles, ("Other options" if titles else "Options"): rest}.items():
-        shown = [option for name in names for option in own.options if option.field == name]
-        if shown:
-            yield ""
-            yield heading(title)
-            yield from (line for option in shown for line in _option_lines(option))
+        if shown := [option for name in names for option in own.options if option.field == name]:
+            yield title, shown
+
+
+def _own_lines(own: Group, titles: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for title, options in titled(own, titles):
+        yield ""
+        yield heading(title)
+        yield from (line for option in options for line in _option_lines(option))
 
 
 def _group_lines(group: Group, full: bool = False) -> Iterator[str]:
