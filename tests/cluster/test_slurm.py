@@ -137,9 +137,10 @@ def test_failures_retries_and_cancellation(tmp_path, make_spec):
 
     cancel(tmp_path / "s")
     [a, _] = until(sweep, lambda seen: seen[0].status == "cancelled" and not sweep.is_held("a"))
+    number = read_ids(sweep)["a"]
     time.sleep(2)
-    state = states([read_ids(sweep)["a"]])[read_ids(sweep)["a"]]
-    assert state.name == "CANCELLED"  # not requeued
+    until(sweep, lambda _: not states([number])[number].is_active, 60)
+    assert states([number])[number].name == "CANCELLED"  # not requeued
     assert sweep.entry("a").state.status == "cancelled" and 400 <= a.entry.state.step < 20_000
 
 
