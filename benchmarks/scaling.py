@@ -163,14 +163,15 @@ def sweep(ranks: int, link: Link) -> Sweep:
     }
     middle = {name: sorted(values)[len(values) // 2] for name, values in runs.items()}
     extra = (middle["BatchTopK, AuxK with a tenth dead"] - middle["without"]) / 1e3
-    once = figures("language-models/whole_command")["warm caches"]["seconds"]
-    start = sum(once[name] for name in ("import", "load the model", "tokenize and hold out"))
+    once = figures("language-models/whole_command")["warm caches"]
+    start = sum(once["seconds"][name] for name in ("import", "load the model", "tokenize and hold out"))
+    kind = "harvest, compiled" if once["compiled"] else "harvest"  # compiling is part of the start
     return Sweep(
         ranks,
         saes,
         steps * saes * figures("speed/sweep")["ms_a_step_of_one"] / 1e3,
         (steps - AUXK_FROM // BATCH) * saes * extra,
-        TOKENS / (ranks * figures("language-models/harvest")["figures"]["harvest, compiled"]),
+        TOKENS / (ranks * figures("language-models/harvest")["figures"][kind]),
         steps * Exchange("all_gather", BATCH * D_IN * 2 / ranks).seconds(ranks, link),
         start + figures("speed/sweep")["setup_seconds"] * saes / SAES,
     )
