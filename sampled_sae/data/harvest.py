@@ -289,7 +289,7 @@ class Harvest:
         """Hold the shuffled activations of block `number`, the parts for rounds from `first_round` on."""
         tokens = self._contexts(number * self.rounds.contexts, self.rounds.contexts, self.held_contexts)
         self._read_text(number + 1, number + 2)
-        found = self._read(tokens, f"activations of block {number}" if self._progress else None)
+        found = self._read(tokens, f"activations for the buffer, part {number + 1}" if self._progress else None)
         sizes = self.rounds.cuts(self.rounds.batches * self.batch_size)
         parts: list[Block] = [{} for _ in sizes]
         for hook in [hook for hook in self.hooks if hook in found]:

@@ -59,7 +59,7 @@ def test_a_long_wait_is_told_of(model, capsys, monkeypatch):
     assert "held-out tokens: " in capsys.readouterr().err
     stream.batch(0)
     told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("activations of block 0: 36/120 tokens") and "tokens/s" in told[1]
+    assert told[0].startswith("activations for the buffer, part 1: 36/120 tokens") and "tokens/s" in told[1]
     stream.batch(stream.harvest.rounds.batches)
     assert capsys.readouterr().err == "", "only before the first step"
     streams(model)["layer-1"].batch(0)
