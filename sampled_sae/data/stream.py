@@ -313,8 +313,8 @@ class IterableStream(ActivationStream):
                 batch = self._take(self.batch_size)
             if batch is None:
                 raise UserError(
-                    f"activations: the stream ended after {self.position} batches of {self.batch_size} tokens, before "
-                    f"batch {index}: give more activations or fewer steps"
+                    f"activations: the stream ended after {self.position} steps of {self.batch_size} tokens: give more "
+                    "activations or fewer steps"
                 )
             self.position += 1
             if self.position > index:

@@ -47,7 +47,7 @@ def summary(given: list[SAEConfig], filled: list[SAEConfig]) -> str:
     shown = f"learning rate {rates[0]:g}" if len(rates) == 1 else f"learning rates {rates[0]:g} to {rates[-1]:g}"
     if all(config.optimizer.lr is not None for config in given):
         return shown
-    return f"{shown}, by d_in, d_sae, K, batch size and steps; --lr (in Python lr=) sets another"
+    return f"{shown}, from d_in, d_sae, K, batch size and steps; change it with --lr (lr= in Python)"
 
 
 def _at(config: SAEConfig, lr: float) -> SAEConfig:

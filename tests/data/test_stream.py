@@ -62,7 +62,7 @@ def test_an_iterable_is_cut_anew_and_can_skip():
     assert ids([stream.batch(0), stream.batch(1)]) == list(range(100, 280))
     later = open_stream(iter(pieces), 90, 100, 0)
     assert ids([later.batch(5)]) == list(range(550, 640))
-    with pytest.raises(UserError, match="ended after 10 batches of 90 tokens, before batch 10"):
+    with pytest.raises(UserError, match="ended after 10 steps of 90 tokens"):
         later.batch(10)
 
 

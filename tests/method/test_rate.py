@@ -64,5 +64,5 @@ def test_the_line_says_where_the_rate_comes_from():
     configs = [ss.batchtopk(64, 4), ss.batchtopk(64, 8)]
     filled = [with_lr(config, 576, 4096, 6103) for config in configs]
     low, high = (config.optimizer.lr for config in filled)
-    assert summary(configs, filled).startswith(f"learning rates {low:g} to {high:g}, by d_in, d_sae, K,")
+    assert summary(configs, filled).startswith(f"learning rates {low:g} to {high:g}, from d_in, d_sae, K,")
     assert summary(filled[:1], filled[:1]) == f"learning rate {low:g}"

@@ -32,7 +32,7 @@ def test_a_run_without_its_checkpoints_begins_again_and_says_so(activations, tmp
 def test_a_run_keeps_the_rate_that_it_began_with(activations, tmp_path, monkeypatch, capsys):
     rule = ss.default_lr(16, 48, 4, 200, 20)
     whole = ss.train(activations, ss.batchtopk(48, 4), out=tmp_path / "whole", **COMMON)
-    assert f"learning rate {rule:g}, by d_in, d_sae, K" in capsys.readouterr().err
+    assert f"learning rate {rule:g}, from d_in, d_sae, K" in capsys.readouterr().err
     assert whole.cfg.training.optimizer.lr == rule
     assert read_log(tmp_path / "whole" / "log.jsonl")[1]["lr"] == pytest.approx(15 / 16 * rule)
     out = tmp_path / "stopped"
