@@ -16,6 +16,8 @@ import torch
 from tests.chromium import CHROME
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():  # before any test imports Triton, or else its kernels need a GPU
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_flags_replace_the_settings_for_slurm(spec):
 def test_mistakes_are_one_line(spec, tmp_path, inside, capsys):
     assert fails(capsys, "sweep", tmp_path / "none.yaml").endswith("none.yaml': no such file")
     assert fails(capsys, "sweep", "status", tmp_path / "none").endswith("sampled-sae sweep SPEC.yaml starts one")
-    used = "error: --workers and --device are not used with --launcher slurm: set --slurm.gpus-per-job"
+    used = "error: --workers, --device and --gpus-per-job are not used with --launcher slurm: set --slurm.gpus-per-job"
     assert fails(capsys, "sweep", spec, "--launcher", "slurm", "--workers", 2) == used
     fails(capsys, "sweep", spec, "--device", "cpu")
     spec.write_text(spec.read_text().replace("[2, 4]", "[2, 3]"))
