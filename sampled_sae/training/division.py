@@ -24,8 +24,8 @@ from sampled_sae.utils.ranks import Ranks
 PLAN = "passes.json"
 USED = 0.9
 """Share of the free memory that the SAEs of one pass may take."""
-EXCHANGE = 8192
-"""Time of the exchanges in a step with divided latents, in latents that one rank trains meanwhile. An estimate."""
+EXCHANGE = 30_000
+"""What divided latents add to a step, in latents that one rank trains meanwhile: 0.8 ms by docs/scaling.md."""
 
 
 class Division(NamedTuple):
