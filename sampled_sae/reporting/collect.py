@@ -211,10 +211,13 @@ def saelens_fields(folder: Path) -> dict[str, Any]:
 def _read(path: Path, kind: str, notes: list[str]) -> dict[str, Any]:
     """A JSON object of the present version; empty where there is no file. A damaged file is noted and left out."""
     try:
-        return read_file(path, kind) if path.exists() else {}
+        content = read_file(path, kind) if path.exists() else None
     except UserError as error:
         notes.append(f"{error}; left out")
         return {}
+    if content == {}:
+        notes.append(f"{path}: has nothing in it; left out")
+    return content or {}
 
 
 def part(record: Any, *names: str) -> dict[str, Any]:

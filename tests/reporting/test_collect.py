@@ -66,7 +66,7 @@ def test_a_run_that_is_not_finished(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"result": {"norm', "", "\0\0", "[1, 2]", '"text"', '{"asked": {}}', '{"result": 3}']
+    "text", ['{"result": {"norm', "", "\0\0", "[1, 2]", "{}", '"text"', '{"asked": {}}', '{"result": 3}']
 )
 def test_a_damaged_result_is_named_and_left_out(tmp_path: Path, text: str) -> None:
     write_sweep(tmp_path)
