@@ -61,7 +61,8 @@ class Train:
     k: int = 32
     """Mean active latents per token."""
     methods: tuple[str, ...] = DEFAULT_METHODS
-    """Methods, each with parameters after a colon; `/` separates alternatives: sampled:score=l2/entropy,l=5/30."""
+    """batchtopk, topk, topk_then_batchtopk, matryoshka, jumprelu, sampled, released or annealed, each with parameters
+    after a colon; `/` separates alternatives: sampled:score=l2/entropy,l=5/30."""
     seeds: tuple[int, ...] = (0,)
     """Each SAE is trained once with each seed."""
     configs: Path | None = None

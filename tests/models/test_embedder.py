@@ -55,7 +55,7 @@ def without(monkeypatch, *names):
 def test_missing_packages(monkeypatch, tmp_path):
     (tmp_path / "modules.json").write_text("[]")
     without(monkeypatch, "sentence_transformers")
-    line = r"sentence-transformers is missing; pip install 'sampled-sae\[evals\]'"
+    line = r"sentence-transformers is missing; pip install .*\[evals\]'"
     with pytest.raises(UserError, match=line):
         embed.open_embedder(str(tmp_path), "cpu")
 
