@@ -9,10 +9,7 @@ from tests.training import ranks
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    ranks.tensors(folder / "tensors")
-    ranks.harvest(folder / "harvest")
-    return {name: ranks.content(folder / name) for name in ("tensors", "harvest")}
+    return ranks.on_one_process(tmp_path_factory.mktemp("alone"))
 
 
 @pytest.fixture(scope="module")

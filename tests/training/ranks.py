@@ -186,6 +186,13 @@ def run_jobs(ranks: int, folder: Path, *jobs: str) -> None:
     assert done.returncode == 0, done.stderr[-5000:]
 
 
+def on_one_process(folder: Path) -> dict[str, dict[str, Any]]:
+    """The files of each job, without torchrun."""
+    tensors(folder / "tensors")
+    harvest(folder / "harvest")
+    return {name: content(folder / name) for name in ("tensors", "harvest")}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder, *jobs = sys.argv[1:]

@@ -14,10 +14,7 @@ from tests.training import ranks
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """The files of each job on one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    ranks.tensors(folder / "tensors")
-    ranks.harvest(folder / "harvest")
-    return {name: ranks.content(folder / name) for name in ("tensors", "harvest")}
+    return ranks.on_one_process(tmp_path_factory.mktemp("alone"))
 
 
 def test_two_ranks_write_the_same_files_as_one_process(alone, tmp_path):
