@@ -54,8 +54,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     x = x.contiguous()
     out, block = torch.empty_like(x), triton.next_power_of_2(dim // 2)
     rows = triton.next_power_of_2(heads)
-    warps = max(1, min(8, rows * block // 256))
-    _rotate[(n * length,)](x, cos, sin, out, length, heads, dim // 2, HEADS=rows, HALF=block, num_warps=warps)
+    # Fused multiply-adds would leave out the rounding of the products.
+    options = {"num_warps": max(1, min(8, rows * block // 256)), "enable_fp_fusion": False}
+    _rotate[(n * length,)](x, cos, sin, out, length, heads, dim // 2, HEADS=rows, HALF=block, **options)
     return out
 
 
