@@ -11,7 +11,6 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.latents import WHOLE, Shard
 from sampled_sae.method.parameters import Weights, activations
 from sampled_sae.method.scores import Score, get_score, token_sums
-from sampled_sae.method.scores.memory import remember_
 from sampled_sae.utils.errors import UserError
 
 
@@ -58,6 +57,17 @@ def members(pool: Tensor, size: int | None) -> Tensor:
 def churn(new: Tensor, old: Tensor) -> Tensor:
     """Share of the new pool's latents [m] that were not in the old pool [m]."""
     return 1 - (new & old).sum() / new.sum().clamp_min(1)
+
+
+def remember_(memory: Tensor, q: Tensor, decay: float) -> Tensor:
+    """A batch's scores q [groups, m] -> the same mixed with those before, decay * memory + (1 - decay) * q.
+
+    `memory` [m] becomes the mean of the result over the groups. It begins at 0, which scales all latents alike
+    and so changes neither a pool of the highest nor one in proportion to the score. A score of -inf counts as 0.
+    """
+    mixed = decay * memory + (1 - decay) * torch.where(q > -torch.inf, q, 0)
+    memory.copy_(mixed.mean(0))
+    return mixed
 
 
 class PoolState(NamedTuple):

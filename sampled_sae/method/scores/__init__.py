@@ -142,7 +142,7 @@ def register_score(
 
     The function takes Z. With `sums`, names of fields of `Sums`, it takes these instead. With
     `needs_activations=False` it takes a Z of the right shape without content, and only the pool is encoded. `learn`
-    changes the score's state after each step (see `Score.learn` and `gate.py`); such SAEs take the plain step path.
+    changes the score's state after each step (see `Score.learn`, and `gate`); such SAEs take the plain step path.
     """
     for unknown in set(sums) - set(Sums._fields[1:]):
         raise UserError(f"score {name!r}, sums = {unknown!r}: must be among {', '.join(Sums._fields[1:])}")

@@ -1,4 +1,4 @@
-"""The eleven built-in scores without a state; `gate.py` has another one."""
+"""The built-in scores: eleven without a state, and a learned gate."""
 
 from __future__ import annotations
 
@@ -101,3 +101,28 @@ def leverage(Z: Tensor) -> Tensor:
     gram = gram + ridge[..., None, None] * torch.eye(tokens, dtype=Z.dtype, device=Z.device)
     half = torch.linalg.solve_triangular(torch.linalg.cholesky(gram), Z, upper=False)
     return half.square().sum(dim=-2)
+
+
+GATE_RATE = 0.1
+"""The most that a gate moves in one step; it decides how fast samples in proportion concentrate, not the order."""
+
+
+def learn_gates(state: Tensor, gain: Tensor, pool: Tensor) -> None:
+    """Move the gates [m] in the pool by GATE_RATE * (a - b) / (a + b), by -GATE_RATE where a = 0.
+
+    a is the gain, at least 0, and b its mean over the pool. The gain of a latent is the increase of the batch's loss if
+    the latent were removed from it: the exact difference of the loss between the two positions of its gate. In a pool
+    of fixed size only the order counts, so gates move relative to the mean gain. A gate outside of the pool stays where
+    it is, until others have fallen below it.
+    """
+    a = torch.where(pool, gain, 0).clamp_min(0)
+    b = a.sum() / pool.sum()
+    step = torch.where(a > 0, (a - b) / (a + b), -1)
+    state.add_(torch.where(pool, step, 0), alpha=GATE_RATE)
+
+
+@register_score("gate", needs_activations=False, learn=learn_gates)
+def gate(Z: Tensor, state: Tensor) -> Tensor:
+    """A learned number per latent decides whether it enters the pool: its exponential, so that a sample in proportion
+    tries latents with lower gates, too."""
+    return state.exp().expand(*Z.shape[:-2], Z.shape[-1])
