@@ -30,21 +30,21 @@ PROGRAM = "sampled-sae"
 HELP = ("-h", "--help")
 COMMANDS = {
     "train": Command("train.Train", "Train", "train SAEs on a language model's activations, or on your own"),
-    "resume": Command("resume.Resume", "Train", "continue an interrupted run, or extend a finished one"),
+    "resume": Command("train.Resume", "Train", "continue an interrupted run, or extend a finished one"),
     "cache": Command("cache.Cache", "Train", "write a language model's activations to disk"),
     "sweep": Command("sweep.Sweep", "Train", "run many trainings on the GPUs of a machine or on Slurm"),
     "sweep status": Command("sweep.Status", "Train", "show the jobs of a sweep"),
     "sweep cancel": Command("sweep.Cancel", "Train", "stop the jobs of a sweep"),
-    "eval": Command("eval.command", "Evaluate", "core metrics, probing, absorption, automated interpretability"),
-    "compare": Command("compare.Compare", "Evaluate", "similarity of SAEs across seeds and methods"),
-    "report": Command("report.Report", "Evaluate", "a page with tables and figures of a sweep"),
-    "browse": Command("browse.Browse", "Evaluate", "a page that shows the latents of an SAE"),
-    "convert": Command("convert.Convert", "Share", "SAEs of SAELens, dictionary_learning and others, and back"),
-    "push": Command("push.Push", "Share", "upload SAEs to the Hugging Face hub"),
-    "reproduce": Command("reproduce.Reproduce", "Experiments", "the whole paper, from training to its tables"),
-    "synthetic": Command("synthetic.Synthetic", "Experiments", "the paper's experiment on data with known features"),
-    "merge": Command("synthetic.Merge", "Experiments", "merge runs of the synthetic experiment"),
-    "study": Command("study.StudyCommand", "Experiments", "a declared comparison of methods, with verdicts"),
+    "eval": Command("evaluate.make_eval", "Evaluate", "core metrics, probing, absorption, automated interpretability"),
+    "compare": Command("evaluate.Compare", "Evaluate", "similarity of SAEs across seeds and methods"),
+    "report": Command("evaluate.Report", "Evaluate", "a page with tables and figures of a sweep"),
+    "browse": Command("evaluate.Browse", "Evaluate", "a page that shows the latents of an SAE"),
+    "convert": Command("share.Convert", "Share", "SAEs of SAELens, dictionary_learning and others, and back"),
+    "push": Command("share.Push", "Share", "upload SAEs to the Hugging Face hub"),
+    "reproduce": Command("experiments.Reproduce", "Experiments", "the whole paper, from training to its tables"),
+    "synthetic": Command("experiments.Synthetic", "Experiments", "the paper's experiment on data with known features"),
+    "merge": Command("experiments.Merge", "Experiments", "merge runs of the synthetic experiment"),
+    "study": Command("experiments.StudyCommand", "Experiments", "a declared comparison of methods, with verdicts"),
 }
 """All commands; only the one that is run is imported."""
 BROKEN_PIPE = 141

@@ -27,8 +27,31 @@ class Source(HarvestConfig):
     """Tokens per context, BOS included."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a text is read, and in which precision the model is."""
+
+    text_field: str = "text"
+    """Field that holds a document's text in JSON, parquet and hub datasets."""
+    split: str = "train"
+    """Split of a hub dataset."""
+    subset: str | None = None
+    """Configuration of a hub dataset."""
+    model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Precision of the model. Default: bfloat16 on a GPU, else float32."""
+
+    def source_of(self, text: str | None) -> TextSource | None:
+        """The text of that name."""
+        return None if text is None else TextSource(text, self.text_field, self.split, self.subset)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The precision, if one was given."""
+        return None if self.model_dtype is None else getattr(torch, self.model_dtype)
+
+
 @dataclass(frozen=True)
-class Collect:
+class Collect(Reading):
     """Activations of a language model on a text."""
 
     model: str | None = None
@@ -39,14 +62,6 @@ class Collect:
     """The residual stream after this block of the model, counted from 0; several are trained on in one pass."""
     hook: tuple[str, ...] = ()
     """Hook points by name, as well as or instead of layers."""
-    text_field: str = "text"
-    """Field that holds a document's text in JSON, parquet and hub datasets."""
-    split: str = "train"
-    """Split of a hub dataset."""
-    subset: str | None = None
-    """Configuration of a hub dataset."""
-    model_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Precision of the model. Default: bfloat16 on a GPU, else float32."""
     source: Source = field(default_factory=Source)
 
     OLD_FLAGS: ClassVar[Mapping[str, str]] = {
@@ -79,7 +94,7 @@ class Collect:
             self.layer or None,
             hook=self.hook or None,
             device=device,
-            dtype=self.model_dtype and getattr(torch, self.model_dtype),
+            dtype=self.dtype,
             **settings,
         )
 

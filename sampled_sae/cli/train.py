@@ -1,4 +1,4 @@
-"""`sampled-sae train`: from activations, or from a language model and a text, to SAEs."""
+"""`sampled-sae train`: from activations, or from a language model and a text, to SAEs; `resume` continues it."""
 
 from __future__ import annotations
 
@@ -223,6 +223,39 @@ class Train:
         _refuse(collected, list(collected), f"with the activations in {path}: it is for --model")
         if path.suffix == ".npy" or path.is_dir():
             _refuse(given, ["key"], f"with {path}: it is for a file that holds several tensors")
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue an interrupted training, or extend a finished one; model, text and settings are those of its folder."""
+
+    folder: tyro.conf.Positional[Path]
+    """Folder of the training: its --out."""
+    extend: int | None = None
+    """Further steps of a finished training. Adam and the learning rate's schedule begin anew over these steps: warm-up,
+    the same peak, decay to the end. Pools stay as in the last step."""
+    device: str | None = None
+    """Device, such as cpu or cuda:1. Default: the kind that the training began on."""
+    divide: str = "auto"
+    """Under torchrun, how its processes share the work, as for `sampled-sae train`."""
+    load_scores: tuple[Path, ...] = ()
+    """Python files that register custom scores."""
+
+    EXAMPLES: ClassVar[Sequence[str]] = (
+        "runs/a",
+        "runs/a --extend 2000",
+        "runs/a --device cuda:1 --load-scores my_score.py",
+    )
+
+    def run(self) -> None:
+        from sampled_sae.api import resume
+        from sampled_sae.method.scores import load_scores
+        from sampled_sae.utils.ranks import leave
+
+        for script in self.load_scores:
+            load_scores(script)
+        print_saes(resume(self.folder, extend=self.extend, device=self.device, keep=False, divide=self.divide))
+        leave()
 
 
 def _changed(settings: Any, base: Any, group: str = "") -> Iterator[tuple[str, Any]]:

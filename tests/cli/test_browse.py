@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sampled_sae.cli import parse
-from sampled_sae.cli.browse import Browse
+from sampled_sae.cli.evaluate import Browse
 from sampled_sae.evals.results import save_explanations, save_firing
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE

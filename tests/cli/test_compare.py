@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import sampled_sae as ss
 from sampled_sae.cli import parse
-from sampled_sae.cli.compare import Compare
+from sampled_sae.cli.evaluate import Compare
 from sampled_sae.evals.results import save_firing
 from sampled_sae.reporting.comparison import matrix_caption, print_comparison, short_names, spark
 from sampled_sae.utils.errors import UserError

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("plotly")
 
 from sampled_sae.cli import parse
-from sampled_sae.cli.report import Report
+from sampled_sae.cli.evaluate import Report
 from sampled_sae.utils.errors import UserError
 from tests.reporting.made_up_sweep import put, write_sweep
 

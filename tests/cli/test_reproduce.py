@@ -15,7 +15,7 @@ import transformers
 
 from sampled_sae import api
 from sampled_sae.cli import parse
-from sampled_sae.cli.reproduce import Reproduce
+from sampled_sae.cli.experiments import Reproduce
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.evals.autointerp.schema import AutointerpConfig
 from sampled_sae.evals.core.schema import CoreConfig

@@ -166,7 +166,7 @@ def test_paths_on_the_hub(tmp_path):
 def test_commands_take_paths_on_the_hub(tmp_path, monkeypatch):
     """Results are kept beside the downloaded files."""
     from sampled_sae import api
-    from sampled_sae.cli.eval import Eval
+    from sampled_sae.cli.evaluate import Eval
     from sampled_sae.formats import hub
 
     asked = []
