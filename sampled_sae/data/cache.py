@@ -35,7 +35,7 @@ from sampled_sae.data.cache_index import (
     record,
     remove_parts,
 )
-from sampled_sae.data.stream import END, ActivationSource, ActivationStream, Rows, check_batch
+from sampled_sae.data.stream import END, ActivationSource, ActivationStream, Rows, check_batch, in_own_modes
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import alone_in, remove_leftovers, writing
 from sampled_sae.utils.progress import show
@@ -293,7 +293,7 @@ class _Feed:
 
     def __init__(self, batches: Batches, position: int, width: int | None):
         self.position, self._read = position, 0
-        self._iterator = iter(batches(position))
+        self._iterator = in_own_modes(batches(position))
         self._spare = self._next(width)
         self.width = self._spare.shape[1]
 

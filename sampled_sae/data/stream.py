@@ -281,8 +281,9 @@ class IterableStream(ActivationStream):
     def __init__(self, batches: Iterable[Any], batch_size: int, heldout_tokens: int, key: str | None = None):
         """`key` names the activations in items that are dictionaries."""
         self.source, self.batch_size, self.key = batches, batch_size, key
-        self.iterator: Iterator[Any] = iter(batches)
-        self.again = self.iterator is not iter(batches)
+        iterator = iter(batches)
+        self.again = iterator is not iter(batches)
+        self.iterator = in_own_modes(iterator)
         self.spare: deque[Tensor] = deque()
         self.read = self.position = self.tokens = 0
         first = self._next(None)
@@ -302,7 +303,7 @@ class IterableStream(ActivationStream):
         while True:
             batch = self._take(self.batch_size)
             if batch is None and self.again and self.position:
-                self.iterator, self.spare = iter(self.source), deque()
+                self.iterator, self.spare = in_own_modes(self.source), deque()
                 self.read = self.tokens = 0
                 again = self._take(self.held)
                 if again is None or not torch.equal(again, self.heldout[: self.held]):
@@ -359,3 +360,16 @@ class IterableStream(ActivationStream):
                 self.spare.appendleft(first[tokens:])  # a view: only what is used is copied
             tokens -= len(parts[-1])
         return torch.cat(parts) if parts else torch.empty(0, self.d_in)
+
+
+def in_own_modes(items: Iterable[Any]) -> Iterator[Any]:
+    """The items of an iterable. A generator that stops within `torch.inference_mode()` or `torch.no_grad()` would leave
+    these on for everyone else; here it has them to itself, and finds them again when it goes on."""
+    iterator, inference, grad = iter(items), torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    while True:
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            item = next(iterator, END)
+            inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        if item is END:
+            return
+        yield item

@@ -113,6 +113,8 @@ class Run:
 
     # ---- folder and start ---------------------------------------------------------------------------
 
+    # A training may be called in inference mode, in which its tensors could not be changed later.
+    @torch.inference_mode(False)
     def open(self) -> None:
         """Read the folder: `saes` if the run there is finished, else its last checkpoint, if there is one."""
         if self.out is None:
@@ -139,7 +141,6 @@ class Run:
             start = f"it begins again at step {self.shared.extends}, with a new log.jsonl"
             self.say(f"{self.out}: no checkpoint of this run is left; {start}")
 
-    # Activations may be collected in inference mode, in a generator or around the call, which leaves it on here.
     @torch.inference_mode(False)
     def begin(self) -> None:
         """Create the learners or restore them from the checkpoint."""

@@ -121,16 +121,33 @@ def test_every_kind_of_activations(kind, activations, tmp_path):
 
 
 def test_activations_collected_in_inference_mode(activations):
+    modes = []
+
     def collect():
         with torch.inference_mode():
             for _ in range(30):
+                modes.append(torch.is_inference_mode_enabled())
                 yield activations[:500] * 1.0
 
-    sae = ss.train(collect(), ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET)
+    batches = collect()
+    sae = ss.train(batches, ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET)
+    assert all(modes) and not torch.is_inference_mode_enabled()  # the generator has its mode to itself
     same = ss.train((activations[:500] for _ in range(30)), ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET)
     assert same_weights(sae, same)
     with torch.inference_mode():
         ss.train(activations, [ss.batchtopk(48, 4)], steps=3, **QUIET)
+
+
+def test_gradients_are_off_where_a_generator_has_them_off(activations):
+    def collect():
+        weight = torch.ones((), requires_grad=True)
+        with torch.no_grad():
+            for _ in range(30):
+                assert not (activations[:500] * weight).requires_grad
+                yield activations[:500]
+
+    ss.train(collect(), ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET)
+    assert torch.is_grad_enabled()
 
 
 def test_a_bad_scope_is_refused_before_anything_is_done(activations, tmp_path):

@@ -157,7 +157,8 @@ def test_out_of_memory_on_the_way_says_what_to_lower(activations, tmp_path):
 
     with pytest.raises(ss.UserError, match=r"out of memory on cpu at step 7: lower .* step 5 is kept"):
         ss.train(activations, [ss.batchtopk(48, 4)], callbacks=[Full()], **settings)
-    assert len(ss.train(activations, [ss.batchtopk(48, 4)], resume=True, **settings)) == 1
+    with torch.inference_mode():  # makes no difference
+        assert len(ss.train(activations, [ss.batchtopk(48, 4)], resume=True, **settings)) == 1
 
 
 def test_nohup_goes_on_when_the_terminal_is_closed(tmp_path):
