@@ -11,6 +11,7 @@ import tyro
 
 from sampled_sae.evals.autointerp.chat import ChatConfig
 from sampled_sae.experiments.scales import SCALES, Scale
+from sampled_sae.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,9 @@ class Merge:
         synthetic.show(synthetic.merge(self.folders, self.out), self.out)
 
 
+TEXTS = ("train_text", "select_text", "report_text")
+
+
 @dataclass(frozen=True)
 class StudyCommand:
     """Compare methods by a design that was written down before: train, measure, paired differences, verdicts."""
@@ -227,7 +231,10 @@ class StudyCommand:
             for path in write_results(declared, self.out, self.page or self.out / "results.md", self.figures):
                 print(path)
         else:
-            texts = study.given_texts(self.train_text, self.select_text, self.report_text)
+            texts = [getattr(self, name) for name in TEXTS]
+            if None in texts:
+                missing = TEXTS[texts.index(None)]
+                raise UserError(f"{missing}: must name a text; run trains, selects and reports on three different ones")
             material = study.Material(*texts, tokens=self.tokens, probing=self.probing, words=self.words)
             if self.do == "autointerp":
                 print(study.judge_slices(declared, material, self.out, self.embedder))

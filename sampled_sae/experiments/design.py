@@ -1,19 +1,21 @@
-"""The design of a study: settings, methods, stages and claims, declared in a JSON file."""
+"""The design of a study: settings, methods, stages and claims, declared in a JSON file; how long each part takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from sampled_sae.config import Config, Count, Distinct, NotEmpty, Positive, PositiveNumber
-from sampled_sae.experiments.costs import FIXED, PREPARED, measure_seconds, train_seconds
 from sampled_sae.method.presets import parse_methods
 from sampled_sae.reporting.claims import Claim
 from sampled_sae.reporting.study import METRICS, NO_LEADERS, Row, Run, best_factor, leading
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json
+from sampled_sae.utils.progress import say
 
 Measure = Literal["rate", "select", "core", "absorption", "probing", "finalists", "similarity", "slices"]
 """rate: the trainer's own FVU on the selection text; select, core: the core evaluation on the selection and on the
@@ -135,6 +137,35 @@ def _model(study: Study) -> Callable[[str], str]:
     return lambda setting: study.settings[setting].model
 
 
+# ---- time ----------------------------------------------------------------------------------------------
+
+FIXED: dict[str, float] = {"probing": 15.0, "finalists": 90.0}
+"""Seconds of a measure for any number of SAEs: texts are read and tokenized."""
+EACH: dict[str, float] = {
+    "rate": 0.0,
+    "select": 1.2,
+    "core": 2.0,
+    "absorption": 1.0,
+    "probing": 2.5,
+    "finalists": 6.0,
+    "similarity": 1.0,
+    "slices": 0.5,
+}
+"""Seconds of a measure for one SAE of 65,536 latents."""
+PREPARED: dict[str, float] = {"harvest": 30.0, "absorption": 37.0}
+"""Seconds per layer: 25M tokens through the model; the words of absorption."""
+
+
+def train_seconds(d_sae: int, tokens: int, cost: float = 1.0) -> float:
+    """Seconds to train one SAE: 15 for 65,536 latents and 5 for 16,384, on 25M tokens."""
+    return cost * (1.67 + 13.33 * d_sae / 65_536) * tokens / 25e6
+
+
+def measure_seconds(measure: str, d_sae: int, saes: int) -> float:
+    """Seconds to measure some SAEs."""
+    return (FIXED.get(measure, 0.0) + saes * EACH[measure] * max(0.3, d_sae / 65_536)) if saes else 0.0
+
+
 class Planned(NamedTuple):
     """What a stage will take."""
 
@@ -178,3 +209,36 @@ def plan(study: Study) -> list[Planned]:
             }
         found.append(Planned(stage.name, saes, training / 60, (training + whole) / 60))
     return found
+
+
+class Budget:
+    """Seconds that are left, and estimates by kind of work. Each part is announced, and its time printed after it."""
+
+    def __init__(self, until: float | None = None):
+        """`until`: seconds from now on after which nothing begins; None: no limit."""
+        self.begun = time.monotonic()
+        self.until = until
+        self.ratios: dict[str, float] = {}
+
+    def seconds(self, kind: str, guess: float) -> float:
+        """What such work will take, by what the last of its kind took."""
+        return guess * self.ratios.get(kind, 1.0)
+
+    @property
+    def spent(self) -> float:
+        return time.monotonic() - self.begun
+
+    def allows(self, seconds: float) -> bool:
+        """Whether work of so many seconds would end in time."""
+        return self.until is None or self.spent + seconds <= self.until
+
+    @contextmanager
+    def timed(self, kind: str, what: str, guess: float) -> Iterator[None]:
+        """Announce a part, print what it took, and remember it for its kind."""
+        expected, begun = self.seconds(kind, guess), time.monotonic()
+        say(f"{self.spent:7.1f} s  {what}: about {expected:.1f} s")
+        yield
+        took = time.monotonic() - begun
+        if guess > 0:
+            self.ratios[kind] = took / guess
+        say(f"{self.spent:7.1f} s  {what}: took {took:.1f} s")

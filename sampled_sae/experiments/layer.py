@@ -27,6 +27,7 @@ from sampled_sae.evals.absorption.evaluate import Spoken, evaluate_absorption_ma
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.evals.core.schema import CoreConfig
 from sampled_sae.evals.probing.schema import ProbingConfig
+from sampled_sae.evals.similarity.cosines import directions, nearest
 from sampled_sae.experiments.design import Measure, Setting
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.models.language_model import LanguageModel
@@ -37,6 +38,8 @@ from sampled_sae.utils.errors import UserError
 HIGH_NORM = 10.0  # tokens above so many times the median norm are left out
 SEVERAL: dict[str, Any] = {"seeds": (0, 1), "train_texts": 500, "test_texts": 200}  # splits of many small datasets
 MORE = 1.03  # tokens that are read for one that is trained on: some are left out for their norm
+SAME = 0.7  # cosine from which on a latent counts as found in another SAE
+AT_ONCE = 2**28  # cosines in memory at one time
 
 
 @dataclass(frozen=True)
@@ -262,3 +265,32 @@ class Layer:
 
 def _norms(x: Tensor) -> Tensor:
     return torch.cat([part.float().norm(dim=1) for part in x.split(2**17)])
+
+
+# ---- similarity ----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def similarity(saes: Sequence[SAE], layer: Layer) -> dict[str, float]:
+    """An SAE, the next seed of its method, the base of the same seed and of the next seed -> MMCS of live latents, and
+    the share of its live latents that the base of the next seed has."""
+    own, other, same, next_base = (_live(sae, layer) for sae in saes)
+    across, with_same, with_next = nearest(own, other, AT_ONCE), nearest(own, same, AT_ONCE), None
+    with_next = across if saes[1] is saes[3] else nearest(own, next_base, AT_ONCE)
+    return {
+        "mmcs_seeds": _mean(across),
+        "mmcs_same": _mean(with_same),
+        "mmcs_other": _mean(with_next),
+        "found": float((with_next[0] >= SAME).double().mean()),
+        "live": float(len(own)),
+    }
+
+
+def _live(sae: SAE, layer: Layer) -> Tensor:
+    """[n, d_in] unit rows of the decoder: latents that fire on the report tokens."""
+    return directions(sae.W_dec.detach()[layer.frequency(sae) > 0]).rows
+
+
+def _mean(both: tuple[Tensor, Tensor]) -> float:
+    """The mean of the two directions' MMCS."""
+    return sum(float(best.double().mean()) for best in both) / 2

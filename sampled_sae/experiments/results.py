@@ -1,19 +1,162 @@
-"""The page of a study's results, from results.jsonl and the results of synthetic experiments alone."""
+"""Results of a study: lines of results.jsonl, slices of SAEs for automated interpretability, and the page.
+
+An SAE of 65,536 latents has 300 MB; a slice, the latents that are explained, has less than 1 MB.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sampled_sae.experiments.design import Study
-from sampled_sae.experiments.study import RESULTS
-from sampled_sae.reporting.study import GOAL, Results, read_rows
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sampled_sae.evals import get_evaluation
+from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp_many
+from sampled_sae.evals.autointerp.schema import CONTEXT, DENSITIES, AutointerpConfig
+from sampled_sae.experiments.design import Measure, Study
+from sampled_sae.experiments.layer import Layer, read_tokens
+from sampled_sae.method.architectures import InferenceConfig
+from sampled_sae.reporting.study import GOAL, Results, Run, read_rows
 from sampled_sae.reporting.study_page import NOT_RUN, against, answer, fill_page, forest, tables
 from sampled_sae.reporting.synthetic import load_results
 from sampled_sae.reporting.write import write_figures
+from sampled_sae.sae import SAE
 from sampled_sae.utils.files import make_folder, write_text
+from sampled_sae.utils.measures import find
+
+RESULTS = "results.jsonl"
+EVALUATIONS: dict[str, str] = {"select": "core", "finalists": "probing"}  # others have the evaluation's own name
+
+
+def values_of(measure: Measure, result: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of an evaluation's result."""
+    evaluation = get_evaluation(EVALUATIONS.get(measure, measure))
+    found = {metric.name: find(metric, result) for metric in evaluation.metrics}
+    values = {name: value.value for name, value in found.items() if value is not None}
+    return values | ({"fvu_matched": result["matched"]} if result.get("matched") is not None else {})
+
+
+def line(run: Run, measure: str, values: Mapping[str, float | None], units: Mapping[str, Any] | None = None) -> str:
+    """A result as one line of results.jsonl: metrics, and those of single datasets or letters."""
+    rounded = {name: round(value, 6) for name, value in values.items() if value is not None}
+    row: dict[str, Any] = {**run._asdict(), "measure": measure, "values": rounded, "units": units or {}}
+    return json.dumps({name: value for name, value in row.items() if value != {}}, separators=(",", ":")) + "\n"
+
+
+def line_of(run: Run, measure: Measure, result: Mapping[str, Any], sae: SAE) -> str:
+    """The line of an evaluation's result; training time goes beside the core metrics."""
+    seconds = {"seconds": sae.cfg.metadata["training"]["seconds"]} if measure == "core" else {}
+    return line(run, measure, values_of(measure, result) | seconds, units_of(measure, result))
+
+
+def units_of(measure: Measure, result: Mapping[str, Any]) -> dict[str, Any]:
+    """For each dataset or letter its source and its metrics."""
+    if measure == "absorption":
+        return {
+            letter["letter"]: [
+                "",
+                {"absorption": round(letter["fraction"], 4), "absorption_f1": round(_main_f1(letter), 4)},
+            ]
+            for letter in result["letters"]
+            if letter["why_not"] is None and letter["fraction"] is not None
+        }
+    if EVALUATIONS.get(measure, measure) != "probing":
+        return {}
+    return {
+        one["name"]: [
+            one["source"],
+            {f"probing_{k}": round(s["accuracy"]["mean"], 4) for k, s in one["summary"]["top"].items()},
+        ]
+        for one in result["datasets"]
+    }
+
+
+def _main_f1(letter: Mapping[str, Any]) -> float:
+    main = len(letter["main"])
+    return float(letter["sparse_f1"][main - 1]) if main else 0.0
+
+
+# ---- slices -----------------------------------------------------------------------------------------
+
+EDGES = (0.001, 0.1)  # densities between the bins
+EACH = 60  # latents of each bin
+
+
+def write_slice(folder: Path, run: Run, sae: SAE, frequency: Tensor) -> dict[str, float]:
+    """Keep latents of each density bin, drawn from those with frequency [d_sae] above 0; returns how many fire."""
+    bins = torch.bucketize(frequency.cpu(), torch.tensor(EDGES, dtype=frequency.dtype), right=True)
+    generator, chosen, live = torch.Generator().manual_seed(run.seed), [], {}
+    for number in range(len(DENSITIES)):
+        own = ((bins == number) & (frequency.cpu() > 0)).nonzero().squeeze(1)
+        live[f"live_{number}"] = float(len(own))
+        chosen.append(own[torch.randperm(len(own), generator=generator)[:EACH]].sort().values)
+    rows = torch.cat(chosen).to(sae.device)
+    tensors = {
+        "W_enc": sae.W_enc.detach()[:, rows].contiguous(),
+        "b_enc": sae.b_enc.detach()[rows],
+        "b_dec": sae.b_dec.detach(),
+        "threshold": sae.threshold[rows] if sae.threshold.ndim else sae.threshold,
+        "latents": rows,
+    }
+    about = {"k": str(sae.cfg.k), "before": str(int(sae.cfg.apply_b_dec_to_input))} | {
+        name: str(value) for name, value in run._asdict().items()
+    }
+    path = folder / f"{run.setting}-{run.name}.safetensors"
+    temporary = path.with_suffix(".tmp")
+    save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, temporary, metadata=about)
+    temporary.replace(path)
+    return live
+
+
+def read_slice(path: Path, device: torch.device) -> tuple[Run, SAE]:
+    """The run, and an SAE of the latents that were kept; it encodes, and does not decode."""
+    with safe_open(path, "pt", device=str(device)) as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    d_in, n = tensors["W_enc"].shape
+    sae = SAE(InferenceConfig(d_in, n, k=int(about["k"]), apply_b_dec_to_input=bool(int(about["before"]))))
+    sae = sae.to(device)
+    with torch.no_grad():
+        sae.W_enc.copy_(tensors["W_enc"])
+        sae.W_dec.copy_(tensors["W_enc"].T)
+        sae.b_enc.copy_(tensors["b_enc"])
+        sae.b_dec.copy_(tensors["b_dec"])
+        sae.threshold = tensors["threshold"]
+    return Run(about["setting"], about["method"], float(about["factor"]), int(about["seed"])), sae
+
+
+def judged(
+    saes: Mapping[Run, SAE], layer: Layer, live: Mapping[Run, Sequence[float]], tokens: int, embedder: str | None
+) -> Iterator[tuple[Run, dict[str, float]]]:
+    """Balanced detection of each slice by the offline judge, by density bin and over live latents.
+
+    `live`: live latents of the whole SAE in each bin.
+    """
+    config = AutointerpConfig(embedder=embedder, tokens=tokens, max_latents=len(DENSITIES) * EACH, fuzzing_each=0)
+    size = min(CONTEXT, layer.model.context or CONTEXT)
+    text = read_tokens(layer.material.report, layer.model, layer.named, size, tokens // size, spread=True)
+    results = evaluate_autointerp_many(list(saes.values()), layer.model, layer.layer, text, config)
+    for run, result in zip(saes, results, strict=True):
+        bins = [(result.by_density or {}).get(name) for name in DENSITIES]
+        means = [None if one is None or not one["balanced"].latents else one["balanced"].mean.value for one in bins]
+        there = [(mean, weight) for mean, weight in zip(means, live[run], strict=True) if mean is not None and weight]
+        values = {f"autointerp_{number}": mean for number, mean in enumerate(means) if mean is not None}
+        if "autointerp_0" in values and "autointerp_1" in values:
+            values["autointerp_gain"] = values["autointerp_1"] - values["autointerp_0"]
+        if there:
+            whole = sum(weight for _, weight in there)
+            values["autointerp"] = sum(mean * weight for mean, weight in there) / whole
+        if "balanced" in result.control and result.control["balanced"].mean.value is not None:
+            values["autointerp_control"] = result.control["balanced"].mean.value
+        yield run, values
+
+
+# ---- the page ---------------------------------------------------------------------------------------
 
 SYNTHETIC = "synthetic"
 DETAILED = "tables.md"

@@ -19,12 +19,19 @@ from typing import Any
 import torch
 
 from sampled_sae import api
-from sampled_sae.experiments.costs import PREPARED, Budget, measure_seconds, train_seconds
-from sampled_sae.experiments.design import AT_ONCE, Measure, Stage, Study, runs_of
-from sampled_sae.experiments.layer import Layer, Material
-from sampled_sae.experiments.lines import line, seconds_of, units_of, values_of
-from sampled_sae.experiments.pairs import next_seed, similarity
-from sampled_sae.experiments.slices import judged, read_slice, write_slice
+from sampled_sae.experiments.design import (
+    AT_ONCE,
+    PREPARED,
+    Budget,
+    Measure,
+    Stage,
+    Study,
+    measure_seconds,
+    runs_of,
+    train_seconds,
+)
+from sampled_sae.experiments.layer import Layer, Material, similarity
+from sampled_sae.experiments.results import RESULTS, judged, line, line_of, read_slice, write_slice
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import paper_recipe, parse_methods
 from sampled_sae.method.rate import default_lr
@@ -36,7 +43,7 @@ from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder
 from sampled_sae.utils.progress import say
 
-RESULTS, SLICES = "results.jsonl", "slices"
+SLICES = "slices"
 SLICES_AT_ONCE = 24  # slices that share one reading of the text
 LONGEST = 2**20  # bytes that no line exceeds
 ROOM = 24 * 2**30  # bytes of the GPU that stay free of SAEs that are kept
@@ -240,17 +247,14 @@ class Work:
                 line(run, measure, write_slice(folder, run, sae, layer.frequency(sae))) for run, sae in saes.items()
             ]
         results = zip(saes.items(), layer.measure(measure, list(saes.values())), strict=True)
-        return [
-            line(run, measure, values_of(measure, result) | seconds_of(measure, sae), units_of(measure, result))
-            for (run, sae), result in results
-        ]
+        return [line_of(run, measure, result, sae) for (run, sae), result in results]
 
     def _compare(self, stage: Stage, runs: Sequence[Run]) -> None:
         """Similarity of each SAE with the next seed of its method, and with the base of the same and the next seed."""
         by_name = {(run.setting, run.method, run.seed): run for run in runs}
         done = {row.run for row in read_rows(self.path) if row.measure == "similarity"}
         for run in [run for run in runs if run not in done]:
-            after = next_seed(stage.seeds, run.seed)
+            after = stage.seeds[(stage.seeds.index(run.seed) + 1) % len(stage.seeds)]
             keys = [(run.method, run.seed), (run.method, after), (BASE, run.seed), (BASE, after)]
             if any((run.setting, *key) not in by_name for key in keys):
                 raise UserError(f"stage {stage.name!r}: similarity needs {BASE} and two seeds")
@@ -308,12 +312,3 @@ def _grouped(runs: Iterable[Run]) -> dict[tuple[str, int], list[Run]]:
     for run in runs:
         groups.setdefault((run.setting, run.seed), []).append(run)
     return groups
-
-
-def given_texts(*texts: str | None) -> tuple[str, str, str]:
-    """The three texts; an error names the flag of a missing one."""
-    for name, text in zip(("train", "select", "report"), texts, strict=True):
-        if text is None:
-            raise UserError(f"{name}_text: must name a text; run trains, selects and reports on three different ones")
-    train, select, report = (str(text) for text in texts)
-    return train, select, report

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from sampled_sae import cli
 from sampled_sae.evals.absorption.schema import LetterResult
-from sampled_sae.experiments import lines, study
+from sampled_sae.experiments import results as lines
+from sampled_sae.experiments import study
 from sampled_sae.experiments.design import load_study, plan, runs_of
 from sampled_sae.experiments.layer import Layer, Material
-from sampled_sae.experiments.results import write_results
-from sampled_sae.experiments.slices import read_slice, write_slice
+from sampled_sae.experiments.results import read_slice, write_results, write_slice
 from sampled_sae.experiments.study import run_study
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.reporting.study import Run, read_rows
@@ -166,7 +166,7 @@ def test_it_stops_in_time_and_continues(design, tmp_path, monkeypatch, capsys):
     assert "stopped before rates, batchtopk-x0.5-s0: until = 0 s" in capsys.readouterr().err
     assert not (out / "results.jsonl").exists()
     now = iter(range(10**6))  # every look at the clock takes a second
-    monkeypatch.setattr("sampled_sae.experiments.costs.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("sampled_sae.experiments.design.time.monotonic", lambda: float(next(now)))
     calls = 0
     while not run_study(declared, material(), out, only=["rates"], device="cpu", until=60.0):
         calls += 1
