@@ -235,7 +235,8 @@ class StudyCommand:
             if None in texts:
                 missing = TEXTS[texts.index(None)]
                 raise UserError(f"{missing}: must name a text; run trains, selects and reports on three different ones")
-            material = study.Material(*texts, tokens=self.tokens, probing=self.probing, words=self.words)
+            train, select, report = texts
+            material = study.Material(train, select, report, tokens=self.tokens, probing=self.probing, words=self.words)
             if self.do == "autointerp":
                 print(study.judge_slices(declared, material, self.out, self.embedder))
             else:
