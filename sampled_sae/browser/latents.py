@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sampled_sae.evals.reading import Firings
-from sampled_sae.evals.similarity.cosines import blocks, directions
+from sampled_sae.evals.similarity.matching import blocks, directions
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 

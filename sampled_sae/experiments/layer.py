@@ -27,7 +27,7 @@ from sampled_sae.evals.absorption.evaluate import Spoken, evaluate_absorption_ma
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
 from sampled_sae.evals.core.schema import CoreConfig
 from sampled_sae.evals.probing.schema import ProbingConfig
-from sampled_sae.evals.similarity.cosines import directions, nearest
+from sampled_sae.evals.similarity.matching import directions, nearest
 from sampled_sae.experiments.design import Measure, Setting
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.models.language_model import LanguageModel

@@ -13,14 +13,14 @@ from torch import Tensor
 from sampled_sae.evals import Progress
 from sampled_sae.evals.absorption.schema import AbsorptionConfig, Start
 from sampled_sae.evals.absorption.words import LETTERS, LayerReadings, make_prompts, read_layers
+from sampled_sae.evals.probing.fit import fit
 from sampled_sae.hooks import Where
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # Adam's
-ROUNDS, ENOUGH = 100, 1e-10  # most steps of Newton's method, and the mean gradient at which it stops
-ROUNDING = 1e-12  # what a loss may rise by, as a share of it, without being worse
+ROUNDING = 1e-9  # size of weights that come from rounding alone
 
 
 class Probes(NamedTuple):
@@ -113,50 +113,18 @@ def start_at(kind: Start, width: int, letters: int, seed: int, device: torch.dev
     return Probes(layer.weight.detach().T.contiguous().to(device), layer.bias.detach().to(device))
 
 
-@torch.no_grad()
 def fit_exactly(x: Tensor, truth: Tensor, counts: Tensor) -> Probes:
     """Balanced logistic regressions with an L2 penalty (scikit-learn's C = 1), each on inputs of its own.
 
     x [letters, n, k], truth [letters, n] bool and how often each row is there [letters, n] -> weight [letters, k] and
-    bias [letters], float64, by Newton's method. A fit with uninformative inputs stays at 0 exactly.
+    bias [letters], float64. Rows with the letter weigh as much in all as those without it.
     """
-    letters, n, k = x.shape
-    x = torch.cat([x.double(), x.new_ones(letters, n, 1).double()], dim=2)
-    y, balance = truth.double(), _balance(truth, counts.double())
-    words = balance.sum(1, keepdim=True)
-    penalty = x.new_ones(k + 1)
-    penalty[-1] = 0  # the bias is free
-    w, scores = x.new_zeros(letters, k + 1), x.new_zeros(letters, n)
-    loss = _loss(scores, y, balance, penalty, w)
-    for _ in range(ROUNDS):
-        seen = torch.sigmoid(scores)
-        gradient = ((balance * (seen - y))[:, None, :] @ x).squeeze(1) + penalty * w
-        moving = gradient.abs() > ENOUGH * words
-        if not bool(moving.any()):
-            break
-        curvature = (x * (balance * seen * (1 - seen))[:, :, None]).mT @ x + torch.diag(penalty + ENOUGH)
-        step = torch.where(moving.any(1, keepdim=True), torch.linalg.solve(curvature, gradient), 0.0)
-        along = (x @ step[:, :, None]).squeeze(2)
-        # Half as far where the loss would rise.
-        for _ in range(30):
-            there = _loss(scores - along, y, balance, penalty, w - step)
-            worse = (there > loss * (1 + ROUNDING))[:, None]
-            if not bool(worse.any()):
-                break
-            step, along = torch.where(worse, step / 2, step), torch.where(worse, along / 2, along)
-        w, scores, loss = w - step, scores - along, there
-    return Probes(w[:, :k], w[:, k])
-
-
-def _balance(truth: Tensor, counts: Tensor) -> Tensor:
-    """Weights [letters, n] under which rows with the letter weigh as much in all as those without it."""
+    counts = counts.double()
     words, with_letter = counts.sum(1, keepdim=True), (counts * truth).sum(1, keepdim=True)
-    return counts * words / (2 * torch.where(truth, with_letter, words - with_letter))
-
-
-def _loss(scores: Tensor, y: Tensor, balance: Tensor, penalty: Tensor, w: Tensor) -> Tensor:
-    entropy = torch.nn.functional.binary_cross_entropy_with_logits(scores, y, balance, reduction="none")
-    return entropy.sum(1) + (penalty * w.square()).sum(1) / 2
+    weight, bias = fit(x, truth, counts * words / (2 * torch.where(truth, with_letter, words - with_letter)))
+    # Inputs that tell nothing give 0: its sign must not be that of rounding.
+    told = weight.abs().amax(1).maximum(bias.abs()) > ROUNDING
+    return Probes(torch.where(told[:, None], weight, 0.0), torch.where(told, bias, 0.0))
 
 
 def f1(seen: Tensor, truth: Tensor) -> Tensor:

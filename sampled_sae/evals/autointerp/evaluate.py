@@ -24,8 +24,7 @@ from sampled_sae.evals.autointerp.schema import (
     most_latents,
     summarise,
 )
-from sampled_sae.evals.autointerp.trials import Case, build_case, score_trial
-from sampled_sae.evals.autointerp.windows import check_buffer, check_latents
+from sampled_sae.evals.autointerp.trials import Case, build_case, check_buffer, check_latents, score_trial
 from sampled_sae.evals.reading import (
     Firings,
     Steps,

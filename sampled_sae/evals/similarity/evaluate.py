@@ -17,7 +17,7 @@ from torch import Tensor
 from sampled_sae.config import plain, write_file
 from sampled_sae.evals.reading import Steps
 from sampled_sae.evals.results import Explanation
-from sampled_sae.evals.similarity.cosines import Directions, blocks, nearest
+from sampled_sae.evals.similarity.matching import Directions, blocks, nearest
 from sampled_sae.evals.similarity.members import Member, Pair, Plan, SimilarityConfig, Skipped, plan, top_features
 from sampled_sae.evals.similarity.pair import (
     EDGES,

@@ -1,23 +1,116 @@
-"""One-to-one matching of two dictionaries' rows with the largest total cosine: each latent with one of the other."""
+"""Cosines between the rows of two dictionaries, and the one-to-one matching of the largest total cosine.
+
+Cosines come a block at a time: 65,536 x 65,536 of them never lie in memory.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from sampled_sae.evals.similarity.cosines import best_of_rows
 from sampled_sae.evals.similarity.members import SimilarityConfig
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.third_party import install
 
+STEPS = 40_000  # points of the quadrature; twice as many change no digit that is shown
 MOST_SWEEPS = 1000
 """Sweeps over the candidates that look for prices; fewer are needed, and any prices give a true bound."""
 SETTLED = 1e-9  # A price that rises by less does not count
+
+
+class Directions(NamedTuple):
+    """A dictionary's rows as directions."""
+
+    rows: Tensor  # [n, d] float32 of unit norm
+    latent: Tensor  # [n] long: which latent each one is. Rows of zeros have no direction and are left out.
+
+
+def directions(decoder: Tensor, name: str = "decoder") -> Directions:
+    """Decoder rows [m, d] of any norm -> unit rows on the same device."""
+    if decoder.ndim != 2:
+        raise UserError(f"{name} has shape {list(decoder.shape)}: must be a matrix [latents, width]")
+    rows = decoder.detach().float()
+    largest = torch.linalg.vector_norm(rows, torch.inf, dim=1)
+    if not bool(largest.isfinite().all()):
+        raise UserError(f"{name} has entries that are nan or infinite: must be finite numbers")
+    latent = largest.nonzero()[:, 0]
+    if len(latent) < len(rows):
+        rows, largest = rows[latent], largest[latent]
+    # Squares of very small or large entries would be 0 or infinite.
+    unit = rows / largest[:, None]
+    unit /= unit.norm(dim=1, keepdim=True)
+    return Directions(unit, latent)
+
+
+def blocks(a: Tensor, b: Tensor, at_once: int) -> Iterator[tuple[int, Tensor]]:
+    """Cosines of unit rows [m, d] and [n, d]: the first row's number and [r, n], in order.
+
+    Every block is overwritten by the next one, so that no two of them are held; the reader may change it in place.
+    """
+    if not len(a) or not len(b):
+        return
+    height = min(len(a), max(1, at_once // len(b)))
+    buffer = a.new_empty(height, len(b))
+    for first in range(0, len(a), height):
+        part = a[first : first + height]
+        yield first, torch.mm(part, b.T, out=buffer[: len(part)])
+
+
+def nearest(a: Tensor, b: Tensor, at_once: int) -> tuple[Tensor, Tensor]:
+    """Unit rows [m, d] and [n, d] -> the largest cosine of each with any row of the other side, [m] and [n].
+
+    One pass gives both; -inf where the other side has no rows.
+    """
+    rows, columns = a.new_full((len(a),), -torch.inf), b.new_full((len(b),), -torch.inf)
+    for first, cosine in blocks(a, b, at_once):
+        rows[first : first + len(cosine)] = cosine.amax(1)
+        torch.maximum(columns, cosine.amax(0), out=columns)
+    # Rounding may carry a cosine of 1 a little beyond.
+    return rows.clamp_(max=1), columns.clamp_(max=1)
+
+
+def best_of_rows(a: Tensor, b: Tensor, count: int, at_once: int, prices: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The `count` columns of the largest cosine, less the column's price [n], for each row: values and columns [m, c].
+
+    Largest first; c is n where there are fewer columns than asked for.
+    """
+    count = min(count, len(b))
+    values, columns = a.new_empty(len(a), count), torch.empty(len(a), count, dtype=torch.long, device=a.device)
+    for first, cosine in blocks(a, b, at_once):
+        if prices is not None:
+            cosine.sub_(prices)
+        found = cosine.topk(count, dim=1)
+        values[first : first + len(cosine)], columns[first : first + len(cosine)] = found
+    return values, columns
+
+
+def random_best(width: int, others: int) -> float | None:
+    """Expected largest cosine of a direction with `others` random ones, all even on the sphere in `width` dimensions.
+
+    It is the MMCS of two dictionaries of random rows, where the other one has so many. The cosine t of two random
+    directions has a density in proportion to (1 - t^2)^((width - 3) / 2), and the n of one row are independent, so
+    that E[max] = 1 - integral of F(t)^n from -1 to 1. None where there are no others.
+    """
+    if others < 1 or width < 1:
+        return None
+    if width == 1:
+        return 1 - 2 * 0.5**others
+    # By the angle, t = -cos(angle): the density is sin(angle)^(width - 2), bounded in every dimension.
+    angle = torch.linspace(0, math.pi, STEPS + 1, dtype=torch.float64)
+    sine = angle.sin().clamp_min(1e-300)
+    density = ((width - 2) * sine.log()).exp()
+    below = torch.cat([density.new_zeros(1), torch.cumulative_trapezoid(density, angle)])
+    power = (others * (below / below[-1]).clamp_min(1e-300).log()).exp()
+    return 1 - float(torch.trapezoid(power * sine, angle))
+
+
+# ---- one-to-one matching -------------------------------------------------------------------------------
 
 
 class Match(NamedTuple):
@@ -201,13 +294,6 @@ def match(learned: Tensor, true: Tensor) -> Matching:
     Signs and lengths of the rows do not matter; a row of zeros has cosine 0 with everything. With fewer
     latents than features (m < k) some features stay unmatched. The result is on the CPU.
     """
-    for name, rows in (("learned", learned), ("true", true)):
-        if rows.ndim != 2:
-            raise UserError(f"{name} has shape {list(rows.shape)}: must be a matrix [rows, d]")
-        if not bool(torch.isfinite(rows).all()):
-            raise UserError(f"{name} has entries that are nan or infinite: must be finite numbers")
-    if learned.shape[1] != true.shape[1]:
-        raise UserError(f"learned has width {learned.shape[1]}: must be {true.shape[1]}, the width of true")
     unit_true, unit_learned = (normalize(rows.detach().float(), dim=1) for rows in (true, learned))
     features, latents, cosine = _hungarian((unit_true @ unit_learned.T).abs().cpu())
     latent, similarity = torch.full((len(true),), -1), torch.zeros(len(true))
@@ -223,41 +309,24 @@ def bucket_recovery(
     similarity [k] and bucket [k] (index into `names`) in; one entry for each name out. A bucket without
     features has no share: its entry is None, which JSON can hold, unlike nan.
     """
-    _check_lengths("bucket", bucket, similarity)
     recovered = (similarity.cpu() >= threshold).double()
     inside = [recovered[bucket.cpu() == index] for index in range(len(names))]
     return {name: own.mean().item() if len(own) else None for name, own in zip(names, inside, strict=True)}
 
 
-def activation_fidelity(
-    learned_frequency: Tensor, true_frequency: Tensor, matching: Matching, threshold: float | None = None
-) -> float | None:
+def activation_fidelity(learned_frequency: Tensor, true_frequency: Tensor, matching: Matching) -> float | None:
     """Pearson correlation of learned [m] and true [k] firing frequency over the matched features.
 
-    With a `threshold`, only over features matched at that similarity or better. None where a correlation
-    does not exist: fewer than two features, or a frequency that is the same for all of them.
+    None where a correlation does not exist: fewer than two features, or a frequency that is the same for all of them.
 
     A true feature whose coefficients have both signs needs two latents, and each fires about half as often
     as the feature. A correlation does not see such a common factor.
     """
-    _check_lengths("true_frequency", true_frequency, matching.latent)
     chosen = matching.latent >= 0
-    if threshold is not None:
-        chosen &= matching.similarity >= threshold
     latent = matching.latent[chosen]
-    if len(latent) and int(latent.max()) >= len(learned_frequency):
-        raise UserError(
-            f"learned_frequency has {len(learned_frequency)} entries: must have one for each latent, "
-            f"and latent {int(latent.max())} is matched"
-        )
     a, b = learned_frequency.cpu()[latent].double(), true_frequency.cpu()[chosen].double()
     # Equality, not zero variance: rounding leaves a constant vector with a tiny variance.
     if len(a) < 2 or bool((a == a[0]).all()) or bool((b == b[0]).all()):
         return None
     a, b = a - a.mean(), b - b.mean()
     return max(-1.0, min(1.0, (a @ b / (a.norm() * b.norm())).item()))
-
-
-def _check_lengths(name: str, tensor: Tensor, other: Tensor) -> None:
-    if tensor.shape != other.shape:
-        raise UserError(f"{name} has shape {list(tensor.shape)}: must be {list(other.shape)}, one per feature")

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampled_sae.evals.similarity.cosines import Directions, directions, nearest, random_best
-from sampled_sae.evals.similarity.matching import match_rows
+from sampled_sae.evals.similarity.matching import Directions, directions, match_rows, nearest, random_best
 from sampled_sae.evals.similarity.members import Group, Member, Pair, SimilarityConfig
 
 BINS = 100  # Bins of the histograms, from a cosine of -1 to 1

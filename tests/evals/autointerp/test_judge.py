@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from sampled_sae.evals.autointerp.chat import Answer, Chat, ChatConfig
 from sampled_sae.evals.autointerp.explain import TokenText
 from sampled_sae.evals.autointerp.judge import ChatJudge, EmbeddingJudge, Sheet, make_sheet, quoted_share, read_verdict
-from sampled_sae.evals.autointerp.trials import Item, Trial, score_trial
-from sampled_sae.evals.autointerp.windows import Window
+from sampled_sae.evals.autointerp.trials import Item, Trial, Window, score_trial
 from sampled_sae.models.embedder import Embedder, open_embedder
 from tests.evals.autointerp.tools import WORDS, need_minilm, word_tokenizer
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from sampled_sae.evals.results import Liveness
-from sampled_sae.evals.similarity.cosines import best_of_rows, directions, nearest, random_best
 from sampled_sae.evals.similarity.evaluate import compare_saes
+from sampled_sae.evals.similarity.matching import best_of_rows, directions, nearest, random_best
 from sampled_sae.evals.similarity.members import Member, SimilarityConfig, member_of
 from sampled_sae.evals.similarity.pair import BINS, compare_pair, dictionary, histogram
 from sampled_sae.utils.errors import UserError

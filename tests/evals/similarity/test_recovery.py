@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sampled_sae.data.frames import low_coherence
 from sampled_sae.evals.similarity.matching import Matching, activation_fidelity, bucket_recovery, match
-from sampled_sae.utils.errors import UserError
 
 NAMES = ("a", "b", "c")
 
@@ -103,10 +102,9 @@ def test_fidelity_does_not_see_a_common_factor(k: int, scale: float, seed: int) 
     assert activation_fidelity(1 - learned, true, matching) == pytest.approx(-1.0, abs=1e-4)
 
 
-def test_fidelity_leaves_out_unmatched_and_weak_matches() -> None:
+def test_fidelity_leaves_out_unmatched_features() -> None:
     matching = Matching(torch.tensor([2, 0, 1, -1]), torch.tensor([0.9, 0.8, 0.2, 0.0]))
     learned, true = torch.tensor([0.2, 0.9, 0.1]), torch.tensor([0.1, 0.2, 0.0, 0.5])
-    assert activation_fidelity(learned, true, matching, threshold=0.7) == pytest.approx(1.0)
     # By hand: (.1, .1), (.2, .2), (.9, .0).
     expected = torch.corrcoef(torch.tensor([[0.1, 0.2, 0.9], [0.1, 0.2, 0.0]]))[0, 1].item()
     assert expected < 0
@@ -118,18 +116,4 @@ def test_fidelity_is_none_where_undefined() -> None:
     varied, constant = torch.tensor([0.1, 0.2, 0.4]), torch.full((3,), 0.1)
     assert activation_fidelity(constant, varied, matching) is None
     assert activation_fidelity(varied, constant, matching) is None
-    assert activation_fidelity(varied, varied, matching, threshold=1.1) is None
     assert activation_fidelity(varied[:1], varied[:1], Matching(torch.arange(1), torch.ones(1))) is None
-
-
-def test_bad_shapes_and_numbers_are_named() -> None:
-    with pytest.raises(UserError, match="learned has width 4: must be 5"):
-        match(torch.ones(3, 4), torch.ones(2, 5))
-    with pytest.raises(UserError, match=r"true has shape \[5\]"):
-        match(torch.ones(3, 5), torch.ones(5))
-    with pytest.raises(UserError, match="learned has entries that are nan"):
-        match(torch.full((3, 5), torch.nan), torch.ones(2, 5))
-    with pytest.raises(UserError, match="bucket has shape"):
-        bucket_recovery(torch.ones(3), torch.zeros(2, dtype=torch.long), NAMES)
-    with pytest.raises(UserError, match="learned_frequency has 2 entries"):
-        activation_fidelity(torch.rand(2), torch.rand(3), Matching(torch.arange(3), torch.ones(3)))

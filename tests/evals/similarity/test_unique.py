@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from sampled_sae.evals.results import Explanation
-from sampled_sae.evals.similarity.cosines import directions
 from sampled_sae.evals.similarity.evaluate import compare_saes, meanings, unique_features
+from sampled_sae.evals.similarity.matching import directions
 from sampled_sae.evals.similarity.members import SimilarityConfig, member_of
 from sampled_sae.models.embedder import open_embedder
 from sampled_sae.utils.errors import UserError
