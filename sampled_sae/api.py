@@ -27,7 +27,7 @@ from sampled_sae.utils.third_party import install
 if TYPE_CHECKING:
     from sampled_sae.browser.collect import BrowseConfig
     from sampled_sae.browser.neuronpedia import NeuronpediaConfig
-    from sampled_sae.browser.session import Browser
+    from sampled_sae.browser.write import Browser
     from sampled_sae.config import Config
     from sampled_sae.data.harvest import ModelActivations
     from sampled_sae.data.text import Text
@@ -340,7 +340,7 @@ def browse(
     nearest latents are shown, `comparison` the folder of a comparison that lists the unique latents. With
     `neuronpedia`, a folder, the same numbers are written there as batch files for Neuronpedia, named by `export`.
     """
-    from sampled_sae.browser.session import browse_sae, own_page
+    from sampled_sae.browser.write import browse_sae, own_page
     from sampled_sae.config import require
     from sampled_sae.data.text import as_text
 

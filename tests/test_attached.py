@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.browser.latents import unembedding
+from sampled_sae.browser.collect import unembedding
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.browser.collect import Browsed, Other
-from sampled_sae.browser.latents import NONE
-from sampled_sae.browser.together import inside_contexts
+from sampled_sae.browser.latents import NONE, inside_contexts
 from sampled_sae.browser.words import words_of
 from sampled_sae.evals import all_metrics
 from sampled_sae.evals.reading import Firings

@@ -1,30 +1,24 @@
-"""Numbers of each latent: contexts to show, histograms, top tokens; output tokens and nearest latents by decoder row.
+"""Where latents fire: contexts to show, histograms, top tokens, and latents that fire at the same tokens.
 
-m is d_sae and d is d_in in the shapes.
+m is d_sae in the shapes.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sampled_sae.evals.reading import Firings
-from sampled_sae.evals.similarity.matching import blocks, directions
-from sampled_sae.models.language_model import LanguageModel
-from sampled_sae.utils.errors import UserError
 
 NONE = -1  # stands for a token or a latent that is not there
 TOP = -1  # stands for the band of a context that is shown for its largest activation
-AT_ONCE = 2**24  # logits held at one time
-ROWS_AT_ONCE = 2**24  # cosines held at one time
+LEAST = 3  # tokens that two latents must share: one shared token makes two rare latents perfectly correlated
+PAIRS_AT_ONCE = 2**24  # pairs of firings held at one time
+COUNTS_AT_ONCE = 2**24  # counts of pairs of latents held at one time
 Tick = Callable[[int], None]  # called with the number of latents that were added
-
-
-# ---- firings in the text -------------------------------------------------------------------------------
 
 
 def starts_of_runs(*keys: Tensor) -> Tensor:
@@ -146,128 +140,110 @@ def top_tokens(firings: Firings, contexts: Tensor, count: int) -> TopTokens:
     return TopTokens(tokens, shares)
 
 
-# ---- decoder rows --------------------------------------------------------------------------------------
+# ---- latents that fire together ---------------------------------------------------------------------
+# Of one SAE, at single tokens of a text, and of two SAEs in the same context.
 
 
-class OutputTokens(NamedTuple):
-    """The output tokens on which latents have the largest direct effect, c of each kind."""
+class Together(NamedTuple):
+    """The latents whose firing is most correlated with each latent's, most first."""
 
-    promoted: Tensor  # [m, c] int64, most first
-    promoted_by: Tensor  # [m, c]: effect on the logit, less the mean over the vocabulary
-    suppressed: Tensor  # [m, c] int64, most first
-    suppressed_by: Tensor  # [m, c], as above
-
-
-class Unembedding(NamedTuple):
-    """The linear part of what comes after the last block."""
-
-    gain: Tensor  # [d]: the final norm's weight
-    centered: bool  # whether the norm takes the mean away, as LayerNorm does
-    weight: Tensor  # [vocabulary, d]
-
-    def project(self, rows: Tensor) -> Tensor:
-        """rows [n, d] -> effects on logits [n, vocabulary], less their mean."""
-        rows = rows.to(self.weight)
-        if self.centered:
-            rows = rows - rows.mean(1, keepdim=True)
-        logits = (rows * self.gain) @ self.weight.T
-        return logits.sub_(logits.mean(1, keepdim=True))
+    latent: Tensor  # [m, c] int64; NONE where there are fewer
+    correlation: Tensor  # [m, c]: of the indicators of firing (phi); nan where there is none
+    tokens: Tensor  # [m, c] int64: tokens at which both fire; 0 where there is none
 
 
-@torch.no_grad()
-def output_tokens(decoder: Tensor, model: LanguageModel, count: int, tick: Tick = lambda added: None) -> OutputTokens:
-    """Decoder rows [m, d] -> their direct effect on the output, without what later layers make of them."""
-    out = unembedding(model)
-    count = min(count, len(out.weight))
-    found: list[tuple[Tensor, ...]] = []
-    for rows in decoder.split(max(1, AT_ONCE // len(out.weight))):
-        logits = out.project(rows)
-        up, down = logits.topk(count, dim=1), logits.topk(count, dim=1, largest=False)
-        found.append(tuple(part.cpu() for part in (up.indices, up.values, down.indices, down.values)))
-        tick(len(rows))
-    return OutputTokens(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+def coactivating(firings: Firings, tokens: int, count: int, tick: Tick = lambda added: None) -> Together:
+    """For each latent the `count` others of the highest positive correlation over the `tokens` that were read."""
+    m, fired = firings.d_sae, firings.fired
+    found = Together(torch.full((m, count), NONE), torch.full((m, count), torch.nan), torch.zeros(m, count).long())
+    position, order = firings.position.long().sort(stable=True)
+    others = firings.latent[order].long()
+    begin = torch.searchsorted(position, torch.arange(firings.shape[0] * firings.shape[1] + 1))
+    pairs = begin.diff()[firings.position.long()]  # of each firing with all at its token, itself included
+    until = torch.cat((torch.zeros(1, dtype=torch.int64), pairs.cumsum(0)))[firings.start]  # [m + 1]
+    first = 0
+    while first < m and count:
+        most = int(torch.searchsorted(until, until[first] + PAIRS_AT_ONCE, right=True)) - 1
+        last = max(first + 1, min(m, most, first + COUNTS_AT_ONCE // m))
+        inside = slice(int(firings.start[first]), int(firings.start[last]))
+        size = pairs[inside]
+        ends = size.cumsum(0)
+        shift = begin[firings.position[inside].long()] - ends + size
+        own = torch.repeat_interleave(firings.latent[inside].long() - first, size)
+        at = torch.repeat_interleave(shift, size) + torch.arange(len(own))
+        both = torch.bincount(own * m + others[at], minlength=(last - first) * m)
+        key = (both >= LEAST).nonzero().squeeze(1)
+        a, b = key // m + first, key % m
+        _keep(found, a[a != b], b[a != b], both[key][a != b], fired, tokens, count)
+        tick(last - first)
+        first = last
+    return found
 
 
-@torch.no_grad()
-def unembedding(model: LanguageModel) -> Unembedding:
-    """What a model does after its last block, in float32, for the tokens that its tokenizer knows."""
-    head: Any = model.model.get_output_embeddings()  # type: ignore[operator]
-    weight = getattr(head, "weight", None)
-    if not isinstance(weight, Tensor) or weight.shape[1:] != (model.width,):
-        raise UserError(f"{model.name} has no unembedding of width {model.width}")
-    if weight.is_meta or any(one.is_meta for one in final_norm(model).parameters()):
-        raise UserError(f"the last weights of {model.name} are not in memory, but loaded when they are used")
-    # Some models have more rows than tokens, for the sake of round numbers.
-    known = min(len(weight), len(model.tokenizer))
-    gain, centered = measure_norm(final_norm(model), model)
-    return Unembedding(gain, centered, weight[:known].float())
+def _keep(found: Together, a: Tensor, b: Tensor, both: Tensor, fired: Tensor, tokens: int, count: int) -> None:
+    """Enter the most correlated of these pairs of latents a, b [p] that fire together at `both` [p] tokens."""
+    of_a, of_b = fired[a].double(), fired[b].double()
+    spread = (of_a * (tokens - of_a) * of_b * (tokens - of_b)).sqrt()
+    phi = (tokens * both.double() - of_a * of_b) / spread.clamp_min(1e-9)
+    up = phi > 0
+    a, b, both, phi = a[up], b[up], both[up], phi[up]
+    chosen = largest_of_groups(a, phi, count)
+    rank = ranks_in_runs(a[chosen])
+    found.latent[a[chosen], rank] = b[chosen]
+    found.correlation[a[chosen], rank] = phi[chosen].float()
+    found.tokens[a[chosen], rank] = both[chosen]
 
 
-def final_norm(model: LanguageModel) -> nn.Module:
-    """The module after the last block that has one weight for each entry of the residual stream."""
-    before, _, name = model.path.rpartition(".")
-    parent = model.model.get_submodule(before)
-    names = [child for child, _ in parent.named_children()]
-    after = [parent.get_submodule(child) for child in names[names.index(name) + 1 :]]
-    norms = [module for module in after if [tuple(w.shape) for w in module.parameters()][:1] == [(model.width,)]]
-    if len(norms) != 1:
-        raise UserError(f"cannot identify the final norm of {model.name}")
-    return norms[0]
+class TokenLatents(NamedTuple):
+    """The latents of the largest activations at each token of some contexts, largest first."""
+
+    latent: Tensor  # [n, L, c] int64; NONE where there are fewer
+    value: Tensor  # [n, L, c]; 0 where there is none
 
 
-def measure_norm(norm: nn.Module, model: LanguageModel) -> tuple[Tensor, bool]:
-    """What the norm multiplies each entry by [d], besides the length, and whether it takes the mean away.
-
-    The norm is measured, because families use their weight differently: Gemma adds 1 to it.
-    """
-    probe = torch.ones(model.width)  # of mean 0, no entry 0
-    probe[1::2] = -1
-    if model.width % 2:
-        probe[-3:] = torch.tensor([1.0, 1.0, -2.0])
-    probe = probe.to(model.device)
-    length = probe.square().mean().sqrt()
-    # A copy in full precision: in bfloat16 the outputs would be right to two digits only.
-    exact = copy.deepcopy(norm).float()
-
-    def answer(x: Tensor) -> Tensor:
-        return exact(x[None, None])[0, 0].float()
-
-    # A bias is the same for both signs.
-    gain = (answer(probe) - answer(-probe)) / 2 * length / probe
-    shifted = answer(probe + 1) - answer(-probe + 1)
-    plain = answer(probe) - answer(-probe)
-    return gain, bool((shifted - plain).norm() < 0.05 * plain.norm())
+def token_latents(firings: Firings, contexts: int, count: int) -> TokenLatents:
+    """The `count` latents of the largest activations at each token of the first contexts."""
+    n, length = min(contexts, firings.shape[0]), firings.shape[1]
+    inside = (firings.position < n * length).nonzero().squeeze(1)
+    position, value = firings.position[inside].long(), firings.value[inside]
+    chosen = largest_of_groups(position, value, count)
+    rank = ranks_in_runs(position[chosen])
+    latent, values = torch.full((n * length, count), NONE), torch.zeros(n * length, count)
+    latent[position[chosen], rank] = firings.latent[inside][chosen].long()
+    values[position[chosen], rank] = value[chosen]
+    return TokenLatents(latent.view(n, length, count), values.view(n, length, count))
 
 
-class Neighbors(NamedTuple):
-    """The nearest latents of each latent, nearest first."""
+class Counterparts(NamedTuple):
+    """For each latent its nearest one in another SAE, on the same text."""
 
-    latent: Tensor  # [m, c] int64; NONE where there are fewer, and for latents without a direction
-    cosine: Tensor  # [m, c]; nan where there is none
-
-    @property
-    def nearest(self) -> Tensor:
-        """[m]: the largest cosine; nan where there is none."""
-        return self.cosine[:, 0] if self.cosine.shape[1] else torch.full((len(self.cosine),), torch.nan)
+    latent: Tensor  # [m] int64; NONE where there is none
+    both: Tensor  # [m] int64: tokens at which both fire
+    firings: Firings  # of the other SAE
+    windows: Windows  # contexts of the largest activations of the other SAE's latents
 
 
-@torch.no_grad()
-def neighbors(decoder: Tensor, other: Tensor | None, count: int, tick: Tick = lambda added: None) -> Neighbors:
-    """Decoder rows [m, d] -> the `count` nearest rows of another decoder [n, d], or of the same one but itself."""
-    own = directions(decoder)
-    its = own if other is None else directions(other, "other")
-    latent = torch.full((len(decoder), count), NONE)
-    cosine = torch.full((len(decoder), count), torch.nan)
-    for first, block in blocks(own.rows, its.rows, ROWS_AT_ONCE):
-        height = len(block)
-        if other is None:
-            here = torch.arange(height, device=block.device)
-            block[here, here + first] = -torch.inf
-        found = block.topk(min(count, block.shape[1]), dim=1)
-        rows = own.latent[first : first + height].cpu()
-        there = found.values.isfinite().cpu()
-        names = torch.where(there, its.latent[found.indices].cpu(), NONE)
-        latent[rows, : names.shape[1]] = names
-        cosine[rows, : names.shape[1]] = torch.where(there, found.values.cpu().clamp(max=1), torch.nan)
-        tick(height)
-    return Neighbors(latent, cosine)
+def counterparts(firings: Firings, other: Firings, nearest: Tensor, top: int) -> Counterparts:
+    """`nearest` [m] is the other SAE's latent nearest to each; `top` contexts are kept of each of those."""
+    tokens = other.shape[0] * other.shape[1]
+    partner = nearest[firings.latent.long()]
+    known = partner != NONE
+    wanted = partner[known] * tokens + firings.position[known].long()
+    keys = _keys(other)
+    at = torch.searchsorted(keys, wanted).clamp_max(max(0, len(keys) - 1))
+    hit = keys[at] == wanted if len(keys) else torch.zeros_like(wanted, dtype=torch.bool)
+    both = torch.bincount(firings.latent.long()[known][hit], minlength=firings.d_sae)
+    return Counterparts(nearest, both, other, pick_windows(other, top, 1, 0))
+
+
+def inside_contexts(firings: Firings, latent: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
+    """The firings of latents [w] inside contexts [w], as (first [w], end [w]); none for a latent of NONE."""
+    tokens, length = firings.shape[0] * firings.shape[1], firings.shape[1]
+    keys, begin = _keys(firings), latent * tokens + context * length
+    first, end = torch.searchsorted(keys, begin), torch.searchsorted(keys, begin + length)
+    return first, torch.where(latent == NONE, first, end)
+
+
+def _keys(firings: Firings) -> Tensor:
+    """Latent and position of each firing [f] as one number, ascending."""
+    return firings.latent.long() * (firings.shape[0] * firings.shape[1]) + firings.position.long()

@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from sampled_sae.browser.together import token_latents
+from sampled_sae.browser.latents import token_latents
 from sampled_sae.browser.words import words_of
-from sampled_sae.browser.write import Record, html_page
 from sampled_sae.evals.core.schema import special_tokens
 from sampled_sae.evals.reading import Firings
 from sampled_sae.hooks import Where
@@ -157,10 +156,9 @@ def _error(text: str) -> bytes:
     return json.dumps({"error": text.replace("\n", " ")}).encode()
 
 
-def server(record: Record, folder: Path, reader: TextReader, port: int) -> ThreadingHTTPServer:
-    """A server of the page that `record` describes in `folder`; port 0 takes any that is free."""
-    page = html_page(record.title, record.summary, record.data, served=True).encode()
-    own = type("Handler", (Handler,), {"reader": reader, "page": page, "folder": folder})
+def server(page: str, folder: Path, reader: TextReader, port: int) -> ThreadingHTTPServer:
+    """A server of a page whose data is in `folder`; port 0 takes any that is free."""
+    own = type("Handler", (Handler,), {"reader": reader, "page": page.encode(), "folder": folder})
     try:
         return ThreadingHTTPServer((HOST, port), own)
     except (OSError, OverflowError) as error:
@@ -168,9 +166,9 @@ def server(record: Record, folder: Path, reader: TextReader, port: int) -> Threa
         raise UserError(f"port = {port}: cannot be used ({why}); choose another one") from None
 
 
-def serve(record: Record, folder: Path, reader: TextReader, port: int) -> None:
+def serve(page: str, folder: Path, reader: TextReader, port: int) -> None:
     """Serve until Ctrl-C."""
-    with server(record, folder, reader, port) as made:
+    with server(page, folder, reader, port) as made:
         print(f"Serving http://localhost:{made.server_address[1]} (Ctrl-C stops)", file=sys.stderr, flush=True)
         try:
             made.serve_forever()

@@ -7,10 +7,16 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models
 
-from sampled_sae.browser.collect import Browsed, Other
+from sampled_sae.browser.collect import Browsed, Other, OutputTokens, neighbors
 from sampled_sae.browser.files import LATENTS_A_CHUNK, MEANINGS, Page
-from sampled_sae.browser.latents import OutputTokens, histogram, neighbors, pick_windows, top_tokens
-from sampled_sae.browser.together import coactivating, counterparts, token_latents
+from sampled_sae.browser.latents import (
+    coactivating,
+    counterparts,
+    histogram,
+    pick_windows,
+    token_latents,
+    top_tokens,
+)
 from sampled_sae.browser.write import write_browser
 from sampled_sae.evals.reading import Firings
 from sampled_sae.evals.results import Density, Explanation, UniqueLatent

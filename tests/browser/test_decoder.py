@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from sampled_sae.browser.latents import NONE, final_norm, measure_norm, neighbors, output_tokens, unembedding
+from sampled_sae.browser.collect import final_norm, measure_norm, neighbors, output_tokens, unembedding
+from sampled_sae.browser.latents import NONE
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
 from tests.models.tiny_models import FAMILIES, LAYERS, WIDTH, WORDS, make_model, make_tokenizer
@@ -61,7 +62,7 @@ def test_half_precision_keeps_the_norm_exact():
 def test_rows_in_pieces(monkeypatch):
     model, rows = language_model("llama"), torch.randn(40, WIDTH)
     whole, ticks = output_tokens(rows, model, 3), []
-    monkeypatch.setattr("sampled_sae.browser.latents.AT_ONCE", 7 * len(WORDS))
+    monkeypatch.setattr("sampled_sae.browser.collect.AT_ONCE", 7 * len(WORDS))
     parts = output_tokens(rows, model, 3, ticks.append)
     assert all(torch.equal(a, b) for a, b in zip(whole[::2], parts[::2], strict=True))
     assert ticks == [7] * 5 + [5]
@@ -96,7 +97,7 @@ def test_rows_beyond_the_tokenizer_are_no_tokens():
 
 
 def test_against_all_cosines(monkeypatch):
-    monkeypatch.setattr("sampled_sae.browser.latents.ROWS_AT_ONCE", 100)
+    monkeypatch.setattr("sampled_sae.browser.collect.ROWS_AT_ONCE", 100)
     a, b = torch.randn(2, 30, 6, generator=torch.Generator().manual_seed(0))
     a[4], a[11] = 0, a[12]
     cosine = torch.nn.functional.cosine_similarity(a[:, None], a[None], dim=2)

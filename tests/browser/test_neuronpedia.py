@@ -11,7 +11,7 @@ import sampled_sae as ss
 from sampled_sae.browser.collect import BrowseConfig, collect
 from sampled_sae.browser.latents import TOP
 from sampled_sae.browser.neuronpedia import NeuronpediaConfig
-from sampled_sae.browser.session import first_contexts
+from sampled_sae.browser.write import first_contexts
 from sampled_sae.cli import main
 from sampled_sae.evals.results import save_explanations
 from tests.cli.test_browse import M, make_sae

@@ -14,7 +14,7 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae.browser.serve import MOST_BYTES, MOST_TOKENS, TextReader, server
-from sampled_sae.browser.write import read_record
+from sampled_sae.browser.write import html_page, read_record
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -35,7 +35,8 @@ class Served:
         settings: dict[str, Any] = {"tokens": 640, "context": 16, "device": "cpu"}
         self.page = ss.browse(self.sae, self.model, [text], **settings).page
         record = read_record(self.page.parent, folder / "sae")
-        self.server = server(record, self.page.parent, TextReader(self.sae, self.model, 1), 0)
+        page = html_page(record.title, record.summary, record.data, served=True)
+        self.server = server(page, self.page.parent, TextReader(self.sae, self.model, 1), 0)
         self.port = self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
@@ -134,7 +135,7 @@ def test_another_saes_page_is_not_served(served: Served, tmp_path: Path) -> None
         with pytest.raises(UserError, match="not the record of a page of latents"):
             read_record(tmp_path, other)
     with pytest.raises(UserError, match=rf"port = {served.port}: cannot be used"):
-        server(read_record(served.page.parent, served.page.parent.parent), tmp_path, None, served.port)  # type: ignore[arg-type]
+        server("", tmp_path, None, served.port)  # type: ignore[arg-type]
 
 
 def test_typing_a_text(browser: Any, served: Served) -> None:

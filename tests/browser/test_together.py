@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from sampled_sae.browser import together
-from sampled_sae.browser.latents import NONE, neighbors
-from sampled_sae.browser.together import LEAST, coactivating, counterparts, inside_contexts, token_latents
+from sampled_sae.browser import latents as together
+from sampled_sae.browser.collect import neighbors
+from sampled_sae.browser.latents import LEAST, NONE, coactivating, counterparts, inside_contexts, token_latents
 from tests.browser.made_up import SILENT, made_up_firings
 
 M, N, L = 40, 30, 16
