@@ -54,10 +54,10 @@ def obstacle(device: torch.device, dtype: torch.dtype) -> str:
 @cache
 def compile_error(device: torch.device) -> str:
     """Why a small kernel does not run, empty if it does: Triton may lack the C compiler that it needs, for example."""
-    from sampled_sae.kernels import auxk
+    from sampled_sae.kernels import masked
 
     try:
-        auxk.counts(torch.ones(1, 16, dtype=torch.bfloat16, device=device))
+        masked.counts(torch.ones(1, 16, dtype=torch.bfloat16, device=device))
     except Exception as error:
         return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return ""

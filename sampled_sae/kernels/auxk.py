@@ -17,14 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from sampled_sae.kernels.encoder import OUT_DTYPE, product
-from sampled_sae.kernels.select import cut_into_blocks, cut_rows
+from sampled_sae.kernels.masked import keep_largest_of_rows_, mask_
 from sampled_sae.method.config import AuxKConfig
 from sampled_sae.method.parameters import Parameters
 
-WHOLE_ROWS = 2**14
-"""Latents of which a program holds a token's row in its registers."""
-PER_WARP = 2**11
-"""Values of such a row for each warp."""
 ROWS, BLOCK, WARPS = 8, 256, 4
 BESIDE = True
 """Whether AuxK runs beside the sparse pass on a GPU."""
@@ -49,9 +45,9 @@ class LatentRows(NamedTuple):
     W_dec: Tensor
     """[n, stride]."""
     b_enc: Tensor
-    """[n]."""
-    through_encoder: Tensor
-    """[d]: the part of b_dec's gradient that comes through their encoders, to be subtracted."""
+    """[parts, n], to be summed."""
+    encoders: Tensor
+    """[n, stride] 16-bit: their encoder rows, through which a part of b_dec's gradient comes."""
 
 
 @cache
@@ -68,13 +64,12 @@ class DeadPass:
         self.stream = self._second_stream()
         with self._beside():
             x = copies.x
-            self.enc, self.dec, bias = take_latents(copies, weights.b_enc, dead)
             # Codes and their gradients, and what these are multiplied by, side by side for one product of both.
             self.both = x.new_empty(2, len(x), len(dead))
             self.sides = x.new_empty(2, *x.shape)
+            self.enc, self.dec, bias = take_latents(copies, weights.b_enc, dead, self.sides[1])
             torch.addmm(bias, x, self.enc.T, out=self.both[0])
             self._cut(config.latents(self.d))
-            self.sides[1].copy_(x)
 
     def _second_stream(self) -> torch.cuda.Stream | None:
         return _second_stream(self.copies.x.device) if BESIDE else None
@@ -106,10 +101,11 @@ class DeadPass:
         tokens: compute the rest."""
         with self._beside():
             on_f, after = self.both[1], self.sides[0]
-            share = loss_share(out, total, scale, self.d, self.any_dead(), len(self.copies.W_enc), self.config.alpha)
+            squares = spread(out, total, self.d)
+            share = Share(squares, self.any_dead(), len(self.copies.W_enc), self.config.alpha)
             losses = remaining_error_(after, out, scale, self.explained(), share, self.d)
             torch.mm(after, self.dec.T, out=on_f)
-            self.rows = latent_rows(self.both, self.sides, self.enc, self.d)
+            self.rows = latent_rows(self.both, self.sides, self.enc)
             self.loss = losses.sum()
 
     def join(self) -> tuple[LatentRows, Tensor]:
@@ -123,7 +119,7 @@ Pair = Tensor | tuple[Tensor, Tensor]
 """Two matrices of a shape; as one tensor where they lie together, so that one product takes both."""
 
 
-def latent_rows(both: Pair, sides: Pair, enc: Tensor, d: int) -> LatentRows:
+def latent_rows(both: Pair, sides: Pair, enc: Tensor) -> LatentRows:
     """Gradients of n latents, from their codes [B, n] and the gradients of these (set to 0 where a code is), the
     gradient of the reconstruction and the batch [B, stride], encoder rows [n, stride]."""
     (f, on_f), (out, x) = both, sides
@@ -132,7 +128,7 @@ def latent_rows(both: Pair, sides: Pair, enc: Tensor, d: int) -> LatentRows:
         W_dec, W_enc = torch.bmm(both.transpose(1, 2), sides, out_dtype=torch.float32)
     else:
         W_dec, W_enc = product(f.T, out), product(on_f.T, x)
-    return LatentRows(W_enc, W_dec, bias, weighted_sum(bias, enc)[:d])
+    return LatentRows(W_enc, W_dec, bias, enc)
 
 
 TOGETHER = OUT_DTYPE
@@ -172,145 +168,32 @@ def slots(latents: int, m: int) -> int:
 
 
 @triton.jit
-def _take(W_enc, W_dec, b_enc, latents, enc, dec, bias, m, stride, BLOCK: tl.constexpr):
+def _take(W_enc, W_dec, b_enc, latents, x, enc, dec, bias, to, n, tokens, m, stride, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64)
-    j = tl.load(latents + i)
-    row = tl.minimum(j, m - 1)
     c = tl.arange(0, BLOCK)
-    tl.store(enc + i * stride + c, tl.load(W_enc + row * stride + c, mask=c < stride), mask=c < stride)
-    tl.store(dec + i * stride + c, tl.load(W_dec + row * stride + c, mask=c < stride), mask=c < stride)
-    tl.store(bias + i, tl.where(j < m, tl.load(b_enc + row), float("-inf")).to(bias.dtype.element_ty))
+    at, inside = i * stride + c, c < stride
+    if i < n:
+        j = tl.load(latents + i)
+        row = tl.minimum(j, m - 1)
+        tl.store(enc + at, tl.load(W_enc + row * stride + c, mask=inside), mask=inside)
+        tl.store(dec + at, tl.load(W_dec + row * stride + c, mask=inside), mask=inside)
+        tl.store(bias + i, tl.where(j < m, tl.load(b_enc + row), float("-inf")).to(bias.dtype.element_ty))
+    if i < tokens:
+        tl.store(to + at, tl.load(x + at, mask=inside), mask=inside)
 
 
-def take_latents(copies: Copies, b_enc: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Encoder rows, decoder rows [n, stride] and biases [n] of some latents [n] in 16 bits; the bias is -inf for m."""
-    (m, stride), n = copies.W_enc.shape, len(latents)
-    enc, dec, bias = copies.x.new_empty(n, stride), copies.x.new_empty(n, stride), copies.x.new_empty(n)
-    block = triton.next_power_of_2(stride)
-    _take[(n,)](copies.W_enc, copies.W_dec, b_enc, latents, enc, dec, bias, m, stride, BLOCK=block, num_warps=4)
-    return enc, dec, bias
+def take_latents(copies: Copies, b_enc: Tensor, latents: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Encoder rows, decoder rows [n, stride] and biases [n] of some latents [n] in 16 bits; the bias is -inf for m.
 
-
-@triton.jit
-def _weigh(weights, rows, sums, n, stride, EACH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, EACH, ROWS):
-        i = tl.program_id(0) * EACH + first + tl.arange(0, ROWS)
-        inside = (i < n)[:, None] & (c < stride)[None, :]
-        value = tl.load(rows + i.to(tl.int64)[:, None] * stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        total += tl.sum(value * tl.load(weights + i, mask=i < n, other=0.0)[:, None], axis=0)
-    tl.store(sums + tl.program_id(0) * stride + c, total, mask=c < stride)
-
-
-def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
-    """weights [n] and 16-bit rows [n, stride] -> the sum of the rows times their weights [stride] float32."""
-    n, stride = rows.shape
-    sums = torch.empty(triton.cdiv(n, 64), stride, device=rows.device)
-    grid = (len(sums), triton.cdiv(stride, BLOCK))
-    _weigh[grid](weights, rows, sums, n, stride, EACH=64, ROWS=16, BLOCK=BLOCK, num_warps=WARPS)
-    return sums.sum(0)
-
-
-# ---- codes ----------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _reach(value, a, b):
-    """How many of up to 2^15 values reach a and b: two counts in one sum, because each sum waits for all threads."""
-    counts = tl.sum((value >= a).to(tl.int32) + ((value >= b).to(tl.int32) << 16))
-    return counts & 0xFFFF, counts >> 16
-
-
-@triton.jit
-def _cut_whole_rows(bits, width, keep, BLOCK: tl.constexpr):
-    """Keep the `keep` largest positive values of a row and set the others to 0; ties go to the lowest position."""
-    row = bits + tl.program_id(0).to(tl.int64) * width
-    c = tl.arange(0, BLOCK)
-    value = tl.load(row + c, mask=c < width, other=-1).to(tl.int32)
-    # The cut is at `low` or above and below `high`, which `above` values reach: thirds that do not hold it drop out.
-    high = tl.maximum(tl.max(value), 1) + 1
-    a, b = tl.maximum(high - 512, 1), tl.maximum(high - 192, 1)  # factors of 16 and 2.8 below the largest
-    from_a, from_b = _reach(value, a, b)
-    above = tl.where(from_b >= keep, 0, tl.where(from_a >= keep, from_b, tl.where(a > 1, from_a, 0)))
-    low = tl.where(from_b >= keep, b, tl.where(from_a >= keep, a, 1))
-    high = tl.where(from_b >= keep, high, tl.where(from_a >= keep, b, tl.maximum(a, 2)))
-    while high - low > 1:
-        third = (high - low + 1) // 3
-        a = low + third
-        b = tl.maximum(high - third, a)
-        from_a, from_b = _reach(value, a, b)
-        above = tl.where(from_b >= keep, above, tl.where(from_a >= keep, from_b, from_a))
-        high = tl.where(from_b >= keep, high, tl.where(from_a >= keep, b, a))
-        low = tl.where(from_b >= keep, b, tl.where(from_a >= keep, a, low))
-    room = keep - above
-    tie = (value == low).to(tl.int32)
-    kept = (value > low) | ((tie > 0) & (tl.cumsum(tie, 0) <= room))
-    tl.store(row + c, tl.where(kept, value, 0).to(tl.int16), mask=c < width)
-
-
-def keep_largest_of_rows_(z: Tensor, keep: int) -> None:
-    """Keep the `keep` largest positive values of each row of z [tokens, n] bfloat16, in place; the others become 0."""
-    tokens, width = z.shape
-    if width > WHOLE_ROWS:
-        cut_rows(cut_into_blocks(z, keep), keep, dense=True)
-        return
-    block = max(16, triton.next_power_of_2(width))
-    warps = max(1, min(16, block // PER_WARP))
-    _cut_whole_rows[(tokens,)](z.view(torch.int16), width, keep, BLOCK=block, num_warps=warps)
-
-
-MASK_ROWS, MASK_AT_ONCE, MASK_BLOCK = 32, 4, 256
-
-
-@triton.jit
-def _mask_columns(f, g, sums, tokens, width, GRADIENT: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr,
-                  BLOCK: tl.constexpr):  # fmt: skip
-    """Set g to 0 where f is, and sum its columns; without a gradient, count where f is not 0."""
-    j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    part = tl.program_id(1)
-    begin = (part * ROWS).to(tl.int64) * width
-    f += begin
-    if GRADIENT:
-        g += begin
-    total = tl.zeros([BLOCK], tl.float32)
-    left = tl.minimum(tokens - part * ROWS, ROWS)
-    for first in range(0, left, AT_ONCE):
-        for row in tl.static_range(AT_ONCE):
-            mask = j < tl.where(first + row < left, width, 0)
-            value = tl.load(f + row * width + j, mask=mask, other=0.0)
-            if GRADIENT:
-                slope = tl.load(g + row * width + j, mask=mask, other=0.0)
-                slope = tl.where(value > 0, slope, 0.0)
-                tl.store(g + row * width + j, slope, mask=mask)
-                total += slope.to(tl.float32)
-            else:
-                total += tl.where(value > 0, 1.0, 0.0)
-        f += AT_ONCE * width
-        if GRADIENT:
-            g += AT_ONCE * width
-    tl.store(sums + part * width + j, total, mask=j < width)
-
-
-def _sums(f: Tensor, g: Tensor | None) -> Tensor:
-    tokens, width = f.shape
-    parts = triton.cdiv(tokens, MASK_ROWS)
-    sums = torch.empty(parts, width, device=f.device)
-    _mask_columns[(triton.cdiv(width, MASK_BLOCK), parts)](
-        f, f if g is None else g, sums, tokens, width, GRADIENT=g is not None,
-        ROWS=MASK_ROWS, AT_ONCE=MASK_AT_ONCE, BLOCK=MASK_BLOCK, num_warps=1,
+    The batch is copied to `x` [B, stride] in the same launch.
+    """
+    (m, stride), n, tokens = copies.W_enc.shape, len(latents), len(x)
+    enc, dec, bias = x.new_empty(n, stride), x.new_empty(n, stride), x.new_empty(n)
+    _take[(max(n, tokens),)](
+        copies.W_enc, copies.W_dec, b_enc, latents, copies.x, enc, dec, bias, x, n, tokens, m, stride,
+        BLOCK=triton.next_power_of_2(stride), num_warps=4,
     )  # fmt: skip
-    return sums.sum(0)
-
-
-def mask_(g: Tensor, f: Tensor) -> Tensor:
-    """Set g [tokens, n] to 0 where f [tokens, n] is not positive, in place; returns its column sums [n] float32."""
-    return _sums(f, g)
-
-
-def counts(f: Tensor) -> Tensor:
-    """f [tokens, n] -> number of positive values in each column [n] float32."""
-    return _sums(f, None)
+    return enc, dec, bias
 
 
 # ---- the error ------------------------------------------------------------------------------------------
@@ -330,34 +213,32 @@ def _spread(out, total_error, squares, tokens, d, row, ROWS: tl.constexpr, BLOCK
     tl.store(squares + tl.program_id(0), tl.sum(total))
 
 
-@triton.jit
-def _share(squares, dead, share, parts, m, scale_squared, on_error, BLOCK: tl.constexpr):
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, parts, BLOCK):
-        c = first + tl.arange(0, BLOCK)
-        total += tl.load(squares + c, mask=c < parts, other=0.0)
-    spread = tl.sum(total) / scale_squared
-    explains = (spread > 0) & (tl.load(dead) < m)  # nothing to explain counts as 0, and so does nobody to explain it
-    inverse = tl.where(explains, 1 / tl.where(explains, spread, 1.0), 0.0)
-    tl.store(share, inverse)
-    tl.store(share + 1, on_error * inverse)
+def spread(out: Tensor, total: Tensor, d: int) -> Tensor:
+    """out [B, stride] and its sum over the tokens [stride] -> parts of its sum of squares around its mean."""
+    squares = torch.empty(triton.cdiv(len(out), ROWS), device=out.device)
+    _spread[(len(squares),)](out, total, squares, len(out), d, out.stride(0), ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS)
+    return squares
 
 
-def loss_share(out: Tensor, total: Tensor, scale: float, d: int, dead: Tensor, m: int, alpha: float) -> Tensor:
-    """out [B, stride] = `scale` times the error, its sum over the tokens [stride], the dead latents [n] (m: an empty
-    slot) -> [2]: 1 over the error's sum of squares around its mean, and -2 `alpha` times that; 0 for 1 / 0."""
-    tokens, share = len(out), torch.empty(2, device=out.device)
-    squares = torch.empty(triton.cdiv(tokens, ROWS), device=out.device)
-    _spread[(len(squares),)](out, total, squares, tokens, d, out.stride(0), ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS)
-    _share[(1,)](squares, dead, share, len(squares), m, scale**2, -2 * alpha, BLOCK=1024, num_warps=4)
-    return share
+class Share(NamedTuple):
+    """What decides the weight of AuxK's loss."""
+
+    squares: Tensor
+    """Parts of the sum of squares of `scale` times the error, around its mean."""
+    dead: Tensor
+    """[n]: the first is m if no latent is dead."""
+    m: int
+    alpha: float
 
 
 @triton.jit
-def _remaining(out, decoded, share, after, losses, tokens, d, row, stride, scale,
-               ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _remaining(out, decoded, squares, dead, after, losses, parts, m, alpha, tokens, d, row, stride, scale,
+               PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    part = tl.arange(0, PARTS)
+    whole = tl.sum(tl.load(squares + part, mask=part < parts, other=0.0)) / (scale * scale)
+    explains = (whole > 0) & (tl.load(dead) < m)  # nothing to explain counts as 0, and so does nobody to explain it
+    share = tl.where(explains, 1 / tl.where(explains, whole, 1.0), 0.0)
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    by = tl.load(share + 1)
     total = tl.zeros([ROWS], tl.float32)
     for first in range(0, stride, BLOCK):
         c = first + tl.arange(0, BLOCK)
@@ -365,20 +246,22 @@ def _remaining(out, decoded, share, after, losses, tokens, d, row, stride, scale
         inside = (t < tokens)[:, None] & (c < d)[None, :]
         error = tl.load(out + t.to(tl.int64)[:, None] * row + c[None, :], mask=inside, other=0.0).to(tl.float32) / scale
         left = error - tl.load(decoded + at, mask=inside, other=0.0)
-        tl.store(after + at, (left * by).to(after.dtype.element_ty), mask=(t < tokens)[:, None] & (c < stride)[None, :])
+        value = (left * (-2 * alpha * share)).to(after.dtype.element_ty)
+        tl.store(after + at, value, mask=(t < tokens)[:, None] & (c < stride)[None, :])
         total += tl.sum(left * left, axis=1)
-    tl.store(losses + tl.program_id(0), tl.sum(total) * tl.load(share))
+    tl.store(losses + tl.program_id(0), tl.sum(total) * share)
 
 
-def remaining_error_(after: Tensor, out: Tensor, scale: float, decoded: Tensor, share: Tensor, d: int) -> Tensor:
-    """out [B, stride] = `scale` times the error, what the dead latents explain of it [B, stride] float32, `share` [2]
-    -> `after` [B, stride] 16-bit becomes what they leave, times share[1]. Returns parts of the loss: the sums of its
-    squares before, times share[0].
+def remaining_error_(after: Tensor, out: Tensor, scale: float, decoded: Tensor, share: Share, d: int) -> Tensor:
+    """out [B, stride] = `scale` times the error, what the dead latents explain of it [B, stride] float32 -> `after`
+    [B, stride] 16-bit becomes the gradient of AuxK's loss: what they leave, times -2 alpha over the error's sum of
+    squares around its mean. Returns parts of the loss: the sums of the squares of what they leave, over the same.
     """
     tokens, stride = out.shape
+    parts = len(share.squares)
     losses = torch.empty(triton.cdiv(tokens, ROWS), device=out.device)
     _remaining[(len(losses),)](
-        out, decoded, share, after, losses, tokens, d, out.stride(0), stride, scale,
-        ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
+        out, decoded, share.squares, share.dead, after, losses, parts, share.m, share.alpha, tokens, d, out.stride(0),
+        stride, scale, PARTS=triton.next_power_of_2(parts), ROWS=ROWS, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return losses

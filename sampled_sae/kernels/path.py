@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from sampled_sae.kernels.adam import FusedAdam
-from sampled_sae.kernels.auxk import Copies, counts, list_latents, slots
+from sampled_sae.kernels.auxk import Copies, list_latents, slots
 from sampled_sae.kernels.encoder import FastEncoder
 from sampled_sae.kernels.gradients import KeptCodes, PoolCodes, loss_and_gradients
 from sampled_sae.kernels.graphs import Recorder
+from sampled_sae.kernels.masked import counts
 from sampled_sae.kernels.select import Cut, Kept, cut_batch, cut_into_blocks, cut_rows
 from sampled_sae.kernels.sparse import cut_segments, group_by_latent
 from sampled_sae.method.config import SAEConfig

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from sampled_sae.kernels import auxk
-from sampled_sae.kernels.auxk import keep_largest_of_rows_, list_latents, slots
+from sampled_sae.kernels import masked
+from sampled_sae.kernels.auxk import list_latents, slots
+from sampled_sae.kernels.masked import keep_largest_of_rows_
 from sampled_sae.kernels.path import FastPath
 from sampled_sae.method import presets
 from sampled_sae.method.config import AuxKConfig
@@ -22,7 +23,7 @@ def reference_cut(z: torch.Tensor, keep: int) -> torch.Tensor:
 @pytest.mark.parametrize("limit", [2**14, 0])
 @pytest.mark.parametrize(("width", "keep"), [(40, 7), (300, 64), (300, 300), (64, 1)])
 def test_the_largest_of_each_row_stay(width, keep, limit, monkeypatch):
-    monkeypatch.setattr(auxk, "WHOLE_ROWS", limit)  # 0: rows that are too wide for the registers
+    monkeypatch.setattr(masked, "WHOLE_ROWS", limit)  # 0: rows that are too wide for the registers
     generator = torch.Generator().manual_seed(width)
     z = torch.randn(12, width, generator=generator).bfloat16()
     z[1] = z[1].abs().round()  # many ties

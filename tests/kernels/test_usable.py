@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sampled_sae import kernels
-from sampled_sae.kernels import auxk as masked
+from sampled_sae.kernels import masked
 from sampled_sae.method.presets import topk
 from sampled_sae.training.learner import Learner
 from sampled_sae.training.step import PlainPath
