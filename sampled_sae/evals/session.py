@@ -304,7 +304,8 @@ class Session:
         def progress(done: int, total: int) -> None:
             nonlocal bar
             if bar is None:
-                bar = show(total, start=done, what=f"{evaluation.name} of {len(saes)} SAEs", unit=evaluation.unit)
+                what = f"{evaluation.name}, {len(saes)} SAE{'s' * (len(saes) > 1)}"
+                bar = show(total, start=done, what=what, unit=evaluation.unit)
             bar.update(done)
 
         last = time.monotonic()

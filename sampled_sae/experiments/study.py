@@ -230,7 +230,9 @@ class Work:
                 with self.budget.timed("words", f"words of absorption, {setting}", PREPARED["absorption"]):
                     layer.read_words()
             guess = measure_seconds(measure, d_sae, len(there))
-            with self.budget.timed(f"{measure} {d_sae}", what := f"{measure} of {len(there)} SAEs", guess):
+            with self.budget.timed(
+                f"{measure} {d_sae}", what := f"{measure}, {len(there)} SAE{'s' * (len(there) > 1)}", guess
+            ):
                 try:
                     lines += self._measured(measure, there, layer)
                 except (UserError, RuntimeError) as error:

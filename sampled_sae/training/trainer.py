@@ -200,7 +200,7 @@ def run_training(
             remove_leftovers(make_folder(out), division.PLAN)
             write_file(out / division.PLAN, "passes", {"sizes": [len(group) for group in passes]})
         for number, group in enumerate(passes, start=1):
-            told(f"pass {number} of {len(passes)}: {len(group)} SAEs")
+            told(f"pass {number} of {len(passes)}: {len(group)} SAE{'s' * (len(group) > 1)}")
             trained = one_pass(streams or source.open(*settings), group, out / f"pass-{number}")
             for name, saes in zip(found, trained, strict=True):
                 found[name] += [sae.cpu() if keep and not sae.W_dec.is_meta else sae.to("meta") for sae in saes]

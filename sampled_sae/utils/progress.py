@@ -70,13 +70,14 @@ class Lines(Progress):
     def __init__(self, total: int, start: int, what: str, unit: str, each: Each | None = None):
         self.total, self.what, self.unit, self.each = total, what, unit, each
         self.begun = self.said = time.monotonic()
+        self.last: int | None = None
         self.next, self.rate = start, Rate()
 
     def update(self, done: int, note: str = "") -> None:
         now, rate = time.monotonic(), self.rate.update(done)
-        if done < min(self.next, self.total) and now - self.said < 30:
+        if done == self.last or (done < min(self.next, self.total) and now - self.said < 30):
             return
-        self.said, self.next = now, done + max(1, self.total // 10)
+        self.said, self.last, self.next = now, done, done + max(1, self.total // 10)
         left = (
             f"{speed(rate, self.unit, self.each)}, {clock((self.total - done) / rate)} left" if rate > 0 else "starting"
         )

@@ -25,7 +25,7 @@ CHROME = any(shutil.which(name) for name in ("chromium", "chromium-browser", "go
 def test_the_papers_figures_are_there(tmp_path: Path) -> None:
     sweep = sweeps(collect([write_sweep(tmp_path)]))[0]
     figures = dict(paper_figures(sweep, styles(sweep.rows)))
-    for name in ("probing_5", "absorption", "autointerp"):
+    for name in ("probing_5", "absorption", "autointerp_balanced"):
         assert {f"pareto-{name}-fvu", f"panels-{name}-fvu"} <= set(figures)
     assert {"panels-over_10_percent-fvu", "pareto-probing_5-absorption", "density", "training-churn"} <= set(figures)
     assert "pareto-over_10_percent-fvu" not in figures  # it has no better end

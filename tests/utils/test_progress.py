@@ -16,6 +16,15 @@ def test_lines_tell_how_far_how_fast_and_how_long(capsys):
     assert lines[1].endswith("left  FVU 0.5")
 
 
+def test_lines_are_not_repeated(capsys):
+    bar = Lines(2, 0, "writing", "files")
+    for done in (0, 0, 1, 2, 2, 2):
+        bar.update(done)
+    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
+        *("writing: 0/2 files", "writing: 1/2 files", "writing: 2/2 files")
+    ]
+
+
 def test_the_rate_settles_after_slow_first_steps(monkeypatch):
     now = 0.0
     monkeypatch.setattr("sampled_sae.utils.progress.time.monotonic", lambda: now)

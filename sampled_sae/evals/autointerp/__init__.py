@@ -35,25 +35,25 @@ class Autointerp(Evaluation):
     one_by_one = True
     metrics = (
         Metric(
+            "autointerp_balanced",
+            "Interpretability (balanced detection)",
+            "Balanced accuracy of the judge on equal numbers of windows where the latent fires and where it does not; "
+            "guessing gives 0.5.",
+            "high",
+            ("balanced", "mean"),
+            headline=True,
+            null=0.5,
+            brief="balanced",
+        ),
+        Metric(
             "autointerp",
             "Interpretability (detection)",
             "Share of text windows that a judge classifies correctly from a latent's explanation, as in SAEBench; "
             "answering none every time gives 0.714.",
             "high",
             ("detection", "mean"),
-            headline=True,
             null=10 / 14,
             brief="detection",
-        ),
-        Metric(
-            "autointerp_balanced",
-            "Interpretability (balanced)",
-            "Balanced accuracy of the judge on equal numbers of windows where the latent fires and where it does not; "
-            "guessing gives 0.5.",
-            "high",
-            ("balanced", "mean"),
-            null=0.5,
-            brief="balanced",
         ),
         Metric(
             "autointerp_fuzzing",
@@ -67,7 +67,7 @@ class Autointerp(Evaluation):
         ),
         Metric(
             "autointerp_control",
-            "Interpretability (balanced), shuffled",
+            "Interpretability (balanced detection), shuffled",
             "The balanced score with explanations of other latents, a control that should be close to guessing.",
             None,
             ("control", "balanced", "mean"),
