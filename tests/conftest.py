@@ -47,6 +47,16 @@ hypothesis.settings.register_profile("house", deadline=None, derandomize="CI" in
 hypothesis.settings.load_profile("house")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
+    """With `--dist loadgroup`, tests that share a fixture of their module run in one worker: it is set up once."""
+    for item in items if getattr(config.option, "loadgroup", False) else ():
+        info = getattr(item, "_fixtureinfo", None)
+        used = info.name2fixturedefs.values() if info else ()
+        if any(definitions[-1].scope == "module" for definitions in used):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
 NEEDS_GPU, NEEDS_SLURM = "needs a CUDA device", "no Slurm"
 ENABLE = {
     NEEDS_GPU: "run on a machine with an NVIDIA GPU",
