@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from sampled_sae.formats import FORMATS, StoredSAE, hub, load, located
-from sampled_sae.formats.card import model_card
 from sampled_sae.hooks import Decoder, attach
 from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
 from sampled_sae.method.codes import SparseCodes
@@ -333,7 +332,7 @@ class SAE(nn.Module):
         """
         place = hub.Place(repo, subfolder and subfolder.strip("/"), revision)
         results = self.folder if self.folder is not None and self.is_saved_in(self.folder) else None
-        text = model_card(self.cfg, place, results, license)
+        text = hub.model_card(self.cfg, place, results, license)
         tensors = {name: tensor.detach() for name, tensor in self.state_dict().items()}
         with tempfile.TemporaryDirectory() as parent:
             folder = FORMATS.find("saelens").save(StoredSAE(self.cfg, tensors), Path(parent) / "sae")

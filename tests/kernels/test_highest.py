@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sampled_sae.kernels.pool import highest
+from sampled_sae.kernels.encoder import highest
 from sampled_sae.method.pools import highest as plain
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

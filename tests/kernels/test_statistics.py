@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sampled_sae.kernels.pool import statistics
+from sampled_sae.kernels.encoder import statistics
 from sampled_sae.method.scores import SCORES
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
