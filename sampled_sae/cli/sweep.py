@@ -56,7 +56,7 @@ class Sweep:
 
     def run(self) -> None:
         from sampled_sae.sweeps import counted, folder_of, launch
-        from sampled_sae.sweeps.jobs import jobs_of
+        from sampled_sae.sweeps.store import jobs_of
 
         spec = replace(read_spec(self.spec), slurm=self.slurm)
         if self.launcher == "slurm" and (self.workers is not None or self.device is not None or self.gpus_per_job != 1):

@@ -15,7 +15,7 @@ import torch
 
 from sampled_sae.config import require
 from sampled_sae.sweeps.store import Sweep
-from sampled_sae.sweeps.together import signal_first_rank
+from sampled_sae.sweeps.worker import signal_first_rank
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.files import writing
 from sampled_sae.utils.system import listening
@@ -111,9 +111,8 @@ def _next(sweep: Sweep, queue: list[str], running: Sequence[str], say: Say) -> s
 
 
 def _start(sweep: Sweep, name: str, slot: Slot) -> subprocess.Popen[bytes]:
-    module = "sampled_sae.sweeps.worker" if slot.ranks == 1 else "sampled_sae.sweeps.together"
-    command = [sys.executable, "-m", module, str(sweep.folder), name, slot.device, slot.name]
-    command += [str(slot.ranks)] if slot.ranks > 1 else []
+    command = [sys.executable, "-m", "sampled_sae.sweeps.worker", str(sweep.folder), name]
+    command += [slot.device, slot.name, str(slot.ranks)]
     path = sweep.path(name) / "log.txt"
     with writing(path), path.open("ab") as log:
         # In a session of its own: Ctrl-C reaches the launcher alone, which stops the workers once.

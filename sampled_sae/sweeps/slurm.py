@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from sampled_sae.config import read_file, write_file
 from sampled_sae.sweeps.spec import SlurmConfig
 from sampled_sae.sweeps.store import Sweep
-from sampled_sae.sweeps.together import work_together
 from sampled_sae.sweeps.worker import work
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.progress import say
@@ -43,10 +42,7 @@ class Task:
         ids = [os.environ.get("SLURM_ARRAY_JOB_ID"), task] if task else [os.environ.get("SLURM_JOB_ID")]
         number = "_".join(filter(None, ids))
         try:
-            if self.ranks > 1:
-                work_together(Path(self.folder), self.name, self.ranks, where=f"Slurm job {number}")
-            else:
-                work(Path(self.folder), self.name, where=f"Slurm job {number}")
+            work(Path(self.folder), self.name, where=f"Slurm job {number}", ranks=self.ranks)
         except Interrupted as stop:
             print(f"stopped: {stop}", file=sys.stderr)
             self._requeue(number)

@@ -18,8 +18,7 @@ from sampled_sae.evals.session import Request
 from sampled_sae.method.config import AuxKConfig, InitConfig, OptimizerConfig, SAEConfig, ThresholdConfig
 from sampled_sae.method.presets import DEFAULT_METHODS, parse_methods
 from sampled_sae.method.scores import get_score, load_scores
-from sampled_sae.training.heldout import InputNorm
-from sampled_sae.training.settings import TrainConfig
+from sampled_sae.training.settings import InputNorm, TrainConfig
 from sampled_sae.training.trainer import checked, steps_of
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json

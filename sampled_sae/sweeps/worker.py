@@ -1,15 +1,18 @@
 """One job in one process: train its SAEs, or continue, then evaluate them; or write a part of a cache. What is finished
 is not done again.
 
-Launchers start it as `python -m sampled_sae.sweeps.worker SWEEP JOB`, or several of it under torchrun (`together`). Of
-several ranks the first has the job's lock, notes how far it is, and evaluates.
+Launchers start it as `python -m sampled_sae.sweeps.worker SWEEP JOB [DEVICE [WHERE [RANKS]]]`. With several ranks it
+starts itself under torchrun, one process per GPU of this machine; the first of these has the job's lock, notes how far
+it is, and evaluates.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -25,25 +28,28 @@ from torch import Tensor
 from sampled_sae import api
 from sampled_sae.data.cache import write as write_cache
 from sampled_sae.data.cache_index import Part
-from sampled_sae.sweeps.jobs import Job
 from sampled_sae.sweeps.spec import SweepConfig
-from sampled_sae.sweeps.store import Sweep
-from sampled_sae.training.resume import inside
+from sampled_sae.sweeps.store import Job, State, Sweep
+from sampled_sae.training.folder import inside
 from sampled_sae.training.run import Callback, Run
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.ranks import first_to_fail, gpu_of_rank, join, leave, number_of_ranks, own_rank
+from sampled_sae.utils.system import handling
 
 EVERY = 5.0  # seconds between two notes of how far a job is
 POLL = 0.2  # seconds between two looks whether the other ranks are finished
 
 
-def work(folder: Path, name: str, *, device: str | None = None, where: str = "") -> None:
+def work(folder: Path, name: str, *, device: str | None = None, where: str = "", ranks: int = 1) -> None:
     """Run one job of the sweep in `folder`, or what is left of it; its state is in job.json whatever happens.
 
     SIGTERM, SIGUSR2 (which Slurm sends before a time limit and at preemption) and Ctrl-C write a checkpoint and raise
     `Interrupted`.
     """
     sweep = Sweep(folder)
+    if ranks > 1:
+        _work_together(sweep, name, ranks, device, where)
+        return
     if own_rank():
         with _stoppable(), inside(Path(sweep.cwd)):
             _run(sweep, sweep.entry(name).job, device)
@@ -185,21 +191,8 @@ def _stoppable() -> Iterator[threading.Event]:
         if callable(handler):
             handler(signal.SIGTERM, frame)
 
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, does) for number, does in _handlers(terminate, forward).items()}
-    try:
+    with handling({"SIGTERM": terminate, "SIGUSR2": forward}):
         yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _handlers(terminate: Any, forward: Any) -> dict[int, Any]:
-    found = {int(signal.SIGTERM): terminate}
-    if hasattr(signal, "SIGUSR2"):  # not on Windows
-        found[int(signal.SIGUSR2)] = forward
-    return found
 
 
 def last_line(error: BaseException) -> str:
@@ -209,12 +202,60 @@ def last_line(error: BaseException) -> str:
     return traceback.format_exception_only(type(error), error)[-1].strip()
 
 
+def _work_together(sweep: Sweep, name: str, ranks: int, device: str | None, where: str) -> None:
+    """Run one job in several processes."""
+    attempts, asked = sweep.entry(name).state.attempts, threading.Event()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command += ["-m", "sampled_sae.sweeps.worker", str(sweep.folder), name, device or "", where]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def stop(number: int, frame: Any) -> None:
+        """One rank is enough: it tells the others. torchrun would give them 30 s for their checkpoint."""
+        if asked.is_set():
+            return
+        asked.set()
+        state = sweep.entry(name).state
+        if state.attempts == attempts or not signal_first_rank(state, signal.SIGTERM):
+            process.terminate()
+
+    try:
+        with handling(dict.fromkeys(("SIGTERM", "SIGINT", "SIGUSR2"), stop)):
+            code = process.wait()
+    finally:
+        process.kill()
+    _raise_for(sweep, name, code, sweep.entry(name).state)
+
+
+def signal_first_rank(state: State, number: int) -> bool:
+    """Send a signal to the first rank of a running job on this machine; if it ends, torchrun ends the others."""
+    found = re.match(r"[^:]*:(\d+)", state.worker or "")
+    if state.status != "running" or found is None:
+        return False
+    try:
+        os.kill(int(found[1]), number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _raise_for(sweep: Sweep, name: str, code: int, state: State) -> None:
+    """Nothing if the job is finished, else the exception that says how it ended."""
+    if state.status == "finished":
+        return
+    if state.status in ("interrupted", "cancelled"):
+        raise Interrupted(f"{name}: stopped")
+    if state.status != "failed":  # the first rank could not note it
+        with sweep.locked(name):
+            state = sweep.update(name, status="failed", error=f"the ranks ended early (exit code {code})")
+    raise UserError(f"{name}: {state.error}")
+
+
 def main() -> None:
     """Exit codes: 0 finished, 1 a bug, 2 a user error, 130 interrupted."""
     folder, name, *rest = sys.argv[1:]
-    device, where = [*rest, "", ""][:2]
+    device, where, ranks = [*rest, *("", "", "1")[len(rest) :]]
     try:
-        work(Path(folder), name, device=device or None, where=where)
+        work(Path(folder), name, device=device or None, where=where, ranks=int(ranks))
     except Interrupted as stop:
         _end(f"stopped: {stop}", 130)
     except UserError as error:

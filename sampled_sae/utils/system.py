@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -73,26 +73,33 @@ def listening(chained: bool = True, insisted: bool = True) -> Iterator[threading
     Schedulers send SIGTERM several times, which must not break off a checkpoint. SIGHUP is left alone under nohup,
     which ignores it.
     """
-    asked, before = threading.Event(), dict[int, Any]()
+    asked, before = threading.Event(), dict[str, Any]()
 
     def respond(number: int, frame: Any) -> None:
         if not chained and insisted and asked.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         asked.set()
         if chained:
-            before[number](number, frame)
+            before[signal.Signals(number).name](number, frame)
 
-    if threading.current_thread() is threading.main_thread():
-        for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):
-            number = getattr(signal, name)
-            handler = signal.getsignal(number)
-            ignored = handler is signal.SIG_IGN and name == "SIGHUP"
-            if callable(handler) or not (handler is None or chained or ignored):
-                before[number] = handler
-    try:
-        for number in before:
-            signal.signal(number, respond)
+    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):
+        handler = signal.getsignal(getattr(signal, name))
+        ignored = handler is signal.SIG_IGN and name == "SIGHUP"
+        if callable(handler) or not (handler is None or chained or ignored):
+            before[name] = handler
+    with handling(dict.fromkeys(before, respond)):
         yield asked
+
+
+@contextmanager
+def handling(handlers: Mapping[str, Callable[[int, Any], None]]) -> Iterator[None]:
+    """Handle signals, given by name, as far as this system has them; only in the main thread."""
+    before = dict[int, Any]()
+    try:
+        for name in handlers if threading.current_thread() is threading.main_thread() else ():
+            if (number := getattr(signal, name, None)) is not None:
+                before[number] = signal.signal(number, handlers[name])
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

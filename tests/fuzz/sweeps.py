@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sampled_sae.config import write_file
-from sampled_sae.sweeps.jobs import jobs_of
 from sampled_sae.sweeps.slurm import RECORD as SLURM
 from sampled_sae.sweeps.slurm import read_ids
 from sampled_sae.sweeps.spec import read_spec
-from sampled_sae.sweeps.store import Sweep
+from sampled_sae.sweeps.store import Sweep, jobs_of
 from tests.fuzz.target import D_SAE, File, Target, strict, text_or_bytes
 
 SPEC = {

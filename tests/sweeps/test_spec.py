@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from sampled_sae.sweeps.jobs import jobs_of
 from sampled_sae.sweeps.spec import SweepConfig, completed, read_spec
+from sampled_sae.sweeps.store import jobs_of
 from sampled_sae.utils.errors import UserError
 
 SPEC = {"models": "tiny", "layers": [1, 3], "text": "stdlib", "steps": 10, "d_sae": 64, "k": 4}
