@@ -19,7 +19,7 @@ import torch
 
 from sampled_sae.data.buffer import contexts_at_once
 from sampled_sae.data.contexts import TextConfig, contexts
-from sampled_sae.data.harvest import HarvestStream, model_activations
+from sampled_sae.data.model_source import HarvestStream, model_activations
 from sampled_sae.data.text import TextSource
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model

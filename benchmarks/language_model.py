@@ -27,7 +27,7 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae.data.contexts import TextConfig, contexts
-from sampled_sae.data.harvest import HarvestStream, model_activations
+from sampled_sae.data.model_source import HarvestStream, model_activations
 from sampled_sae.data.text import TextSource
 from sampled_sae.evals.core.evaluate import evaluate_core_many
 from sampled_sae.evals.core.schema import CoreConfig

@@ -43,12 +43,12 @@ with clock("import"):
 
     import sampled_sae as ss
     from sampled_sae.data.contexts import TextConfig, contexts
-    from sampled_sae.data.harvest import model_activations
+    from sampled_sae.data.model_source import model_activations
     from sampled_sae.data.text import TextSource
     from sampled_sae.evals.core.evaluate import evaluate_core_many
     from sampled_sae.evals.core.schema import CoreConfig
     from sampled_sae.models.load import load_model
-    from sampled_sae.training import checkpoint, finish, run
+    from sampled_sae.training import checkpoint, run, units
 
 
 class Times(run.Callback):
@@ -84,7 +84,7 @@ def main() -> None:
     checkpoint.save = timed(checkpoint.save, "checkpoints, beside the steps on a GPU")
     checkpoint.checksum = timed(checkpoint.checksum, "their checksums")
     for name in ("calibrated_threshold", "by_threshold"):
-        setattr(finish, name, timed(getattr(finish, name), f"of that, {name}"))
+        setattr(units, name, timed(getattr(units, name), f"of that, {name}"))
     ss.SAE.save = timed(ss.SAE.save, "of that, save")  # type: ignore[method-assign]
     begin = time.perf_counter()
     with clock("load the model"):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sampled_sae.browser.neuronpedia import NeuronpediaConfig
     from sampled_sae.browser.write import Browser
     from sampled_sae.config import Config
-    from sampled_sae.data.harvest import ModelActivations
+    from sampled_sae.data.model_source import ModelActivations
     from sampled_sae.data.text import Text
     from sampled_sae.evals.session import Request
     from sampled_sae.evals.similarity.evaluate import Comparison
@@ -77,7 +77,7 @@ def activations(
     They are taken from the residual stream after one or several blocks (`layer`, counted from 0), or at hook points by
     name (`hook`). `settings` are fields of `HarvestConfig`, such as `context`, `bos` and `buffer_tokens`.
     """
-    from sampled_sae.data.harvest import model_activations
+    from sampled_sae.data.model_source import model_activations
 
     if settings.get("high_norm_factor") == math.inf:
         settings["high_norm_factor"] = None
@@ -169,17 +169,10 @@ def resume(
     `extend` adds so many steps to a finished training: from the saved SAEs, with a new Adam whose learning rate runs
     through its schedule again over these steps. Returns the list of SAEs, or several by hook point, as `train` does.
     """
-    from sampled_sae.training.resume import resume_training
-    from sampled_sae.training.trainer import run_training
+    from sampled_sae.training.trainer import resume_training
 
-    out = Path(folder).absolute()
-    rest: dict[str, Any] = {"out": out, "resume": True, "callbacks": callbacks, "progress": progress, "keep": keep}
-    rest["divide"] = divide
-
-    def train(source: Any, configs: Any, shared: Any, device: Any, dtype: torch.dtype) -> dict[str, list[SAE]]:
-        return run_training(source, configs, shared, device=device, dtype=dtype, **rest)
-
-    found = resume_training(out, train, extend, device)
+    settings: dict[str, Any] = {"callbacks": callbacks, "progress": progress, "keep": keep, "divide": divide}
+    found = resume_training(Path(folder).absolute(), extend, device, **settings)
     return found if len(found) > 1 else next(iter(found.values()))
 
 

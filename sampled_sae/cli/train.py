@@ -19,8 +19,7 @@ from sampled_sae.method.config import AuxKConfig, InitConfig, OptimizerConfig, S
 from sampled_sae.method.presets import DEFAULT_METHODS, PAPER_INIT, PAPER_OPTIMIZER, parameters, parse_methods
 from sampled_sae.method.presets import PRESETS as METHODS
 from sampled_sae.sae import SAE
-from sampled_sae.training.heldout import InputNorm
-from sampled_sae.training.settings import TrainConfig
+from sampled_sae.training.settings import InputNorm, TrainConfig
 from sampled_sae.utils.errors import UserError
 
 IN_CONFIGS = ("d_sae", "k", "methods", "optimizer", "init", "auxk", "threshold")

@@ -16,7 +16,7 @@ from sampled_sae.config import read_file
 from sampled_sae.data.stream import ActivationStream
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.latents import check_divided
-from sampled_sae.training import memory
+from sampled_sae.training.estimate import memory_needed
 from sampled_sae.utils import system
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.ranks import Ranks
@@ -144,7 +144,7 @@ def split(
     for config in configs:
         together = [*passes[-1], config] * len(streams)
         parts = [[together[index] for index in part] for part in shares([c.d_sae for c in together], groups) if part]
-        need = (memory.needed(part, streams[0].d_in, batch_size, torch.float32, fast, shards) for part in parts)
+        need = (memory_needed(part, streams[0].d_in, batch_size, torch.float32, fast, shards) for part in parts)
         if passes[-1] and max(need) > left:
             passes.append([])
         passes[-1].append(config)

@@ -1,4 +1,4 @@
-"""Time, memory, disk and tokens of a training, before any weights are loaded."""
+"""What a training takes, estimated before it begins: memory, time, disk and tokens."""
 
 from __future__ import annotations
 
@@ -10,13 +10,100 @@ from typing import NamedTuple
 import torch
 
 from sampled_sae import kernels
-from sampled_sae.method.config import SAEConfig
-from sampled_sae.training import memory
+from sampled_sae.method.config import SAEConfig, Scope
+from sampled_sae.method.scores import get_score
 from sampled_sae.training.checkpoint import KEEP
 from sampled_sae.training.settings import CHECKPOINT_STEPS, TrainConfig
 from sampled_sae.utils.cost import SPEEDS, Shape, Workload, product_speed
+from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.progress import clock
 from sampled_sae.utils.system import available, readable
+
+LIBRARIES = 64 * 2**20
+"""Measured size of torch's own buffers."""
+
+
+def memory_needed(
+    configs: Sequence[SAEConfig], d: int, batch_size: int, dtype: torch.dtype, fast: bool = False, shards: int = 1
+) -> int:
+    """Peak bytes of training these SAEs side by side, without the activations themselves.
+
+    With `shards`, of a rank that has only one part of so many of their latents.
+    """
+    if not configs:
+        return LIBRARIES
+    plain: list[SAEConfig] = []
+    quick: list[SAEConfig] = []
+    for config in configs:
+        (quick if fast and not kernels.lacking(config) else plain).append(config)
+    # Kept for every SAE: weights and Adam's two moments; on the fast path also a copy of both matrices in 16 bits.
+    values = sum((3 * (2 * c.d_sae * d + c.d_sae) + 3 * c.d_sae) / shards + 3 * d for c in plain)
+    kept = 1.1 * dtype.itemsize * values + 1.05 * sum(28 * c.d_sae * d + 32 * c.d_sae for c in quick) / shards
+    # Held for one SAE at a time: gradients with one working copy, activations, dead latents' copies.
+    working = [1.1 * dtype.itemsize * _working(c, d, batch_size, shards) for c in plain]
+    working += [1.05 * _fast_working(c, d, batch_size, shards) for c in quick]
+    return int(kept + max(working)) + LIBRARIES
+
+
+def _working(config: SAEConfig, d: int, batch_size: int, shards: int) -> int:
+    m, scope = config.d_sae // shards, config.pool.scope
+    activations = 1.6 * m * batch_size  # values, masks of one byte each, positions of candidates
+    if config.jumprelu is not None:
+        activations *= 2  # before and after the thresholds
+    if config.pool.restricts:
+        activations += batch_size * config.pool.size.latents(config.k, config.d_sae) // shards
+        if get_score(config.pool.score).reads_activations:
+            activations += batch_size * m  # a score's working copy
+        smallest = min(batch_size, scope.tokens or batch_size, scope.then or batch_size)
+        activations += 8 * m * (batch_size // smallest)  # scores, keys and masks of every group's pool
+        if config.pool.score == "leverage":
+            activations += 3 * batch_size * smallest
+    auxk = (2 * m * d + 3 * m * batch_size) if config.auxk.alpha > 0 else 0
+    kept = 6 * config.k * batch_size
+    errors = (2 + 4 * len(config.prefixes or (m,))) * batch_size * d
+    return int(3 * m * d + max(activations + kept, auxk) + errors)
+
+
+def _fast_working(config: SAEConfig, d: int, batch_size: int, shards: int) -> int:
+    """Bytes that the GPU's path holds for one SAE at a time."""
+    m, pool = config.d_sae // shards, config.pool
+    z = 2 * m * batch_size
+    if pool.restricts:
+        z += 2 * batch_size * pool.size.latents(config.k, config.d_sae) // shards
+        if pool.scope != Scope() or get_score(pool.score).reads_activations:
+            z += 8 * m * batch_size  # what a score of the user's own takes: it sees all of Z in 32 bits
+    lists = 60 * config.k * batch_size + batch_size * ((6 + 2 * len(config.prefixes or (m,))) * d + m // 8)
+    gradients = 8 * m * d + lists
+    # AuxK may find every latent dead, and works outside of the recorded part of a step.
+    auxk = 4 * m * batch_size + 20 * m * d if config.auxk.alpha > 0 else 0
+    return max(z + lists, gradients) + auxk
+
+
+def check_memory(
+    configs: Sequence[SAEConfig],
+    d: int,
+    batch_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    beside: int = 0,
+    shards: int = 1,
+) -> str:
+    """One line on the memory needed, an error if it is not free. `beside` are the bytes of the activations."""
+    need = memory_needed(configs, d, batch_size, dtype, kernels.usable(device, dtype), shards) + beside
+    free = available(device)
+    line = f"memory: about {readable(need)} on {device}" + (
+        f", {readable(beside)} of them for activations" * bool(beside)
+    )
+    if free is None:
+        return line
+    if need > free:
+        lower = ", or lower buffer_tokens and contexts_at_once of the harvest" if beside else ""
+        raise UserError(
+            f"{line} needed for {len(configs)} SAEs at batch_size = {batch_size}, but only {readable(free)} are "
+            f"free: lower batch_size or d_sae, or train fewer SAEs at once{lower}"
+        )
+    return f"{line}, {readable(free)} free"
+
 
 RATES = {"cpu": "two CPU cores", "cuda": "an H200"}
 """Where the rates of `SPEEDS` were measured."""
@@ -59,7 +146,7 @@ def needed(
     work = Workload(shape, last, reading.context if reading else 0, configs[0].d_sae, len(configs), speed, rate)
     trained = streams * steps * sum(work.step(config.d_sae, d_in, size) for config in configs)
     read = 0.0 if reading is None else work.read(steps * size + shared.heldout_tokens) + speed.load
-    need = streams * memory.needed(configs, d_in, size, torch.float32, fast)
+    need = streams * memory_needed(configs, d_in, size, torch.float32, fast)
     if reading is not None:
         need += reading.itemsize * (shape.blocks * shape.block_weights + 2 * shape.width * shape.vocabulary)
     weights = streams * sum(4 * (2 * config.d_sae * d_in + config.d_sae + d_in) for config in configs)

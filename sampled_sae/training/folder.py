@@ -1,17 +1,34 @@
-"""The record of a run in its folder: run.json, with its configuration and whether it is finished."""
+"""The folder of a training: what is recorded there, and how a training goes on from it.
+
+train.json         settings, SAEs and the origin of the activations: all that `sampled-sae resume` needs
+run.json           of each run, its configuration and whether it is finished
+.torchrun          while it is not finished, the job of torchrun that began it
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from sampled_sae.config import first_difference, read_file, write_file
+import torch
+
+from sampled_sae.config import Config, NotEmpty, first_difference, read_file, write_file
+from sampled_sae.data.model_source import ModelOrigin
+from sampled_sae.data.source import FileOrigin
+from sampled_sae.data.stream import ActivationSource
+from sampled_sae.method.config import SAEConfig
 from sampled_sae.training.settings import TrainConfig
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import remove_leftovers
+from sampled_sae.utils.files import alone_in, make_folder, remove_leftovers, write_text, writing
 from sampled_sae.utils.ranks import Ranks
 from sampled_sae.utils.system import git_commit, versions
+
+# ---- run.json ----------------------------------------------------------------------------------------
 
 HOW = "resume (--resume, in Python resume=True)"
 
@@ -21,7 +38,7 @@ def holds_run(out: Path) -> UserError:
     return UserError(f"out = {str(out)!r}: holds a run already; {HOW} to continue it, or choose another folder")
 
 
-def read(out: Path, resume: bool, ranks: Ranks) -> dict[str, Any] | None:
+def read_run(out: Path, resume: bool, ranks: Ranks) -> dict[str, Any] | None:
     """The record of the run in `out`, None if there is none yet; an error if it is not to be resumed.
 
     Removes what a killed run left half written.
@@ -45,9 +62,13 @@ def read(out: Path, resume: bool, ranks: Ranks) -> dict[str, Any] | None:
 
 def is_extended(content: Mapping[str, Any], shared: TrainConfig) -> bool:
     """Whether the record is that of a finished run, which a training with these settings extends."""
-    train = content["config"].get("train")
-    before = train.get("steps") if isinstance(train, dict) else None
-    return content.get("finished") is True and shared.extends > 0 and before == shared.extends
+    return content.get("finished") is True and shared.extends > 0 and _steps(content) == shared.extends
+
+
+def _steps(content: Mapping[str, Any]) -> Any:
+    config = content.get("config")
+    train = config.get("train") if isinstance(config, dict) else None
+    return train.get("steps") if isinstance(train, dict) else None
 
 
 def check_same(
@@ -64,7 +85,138 @@ def check_same(
         raise UserError(f"{record}: the run there is on other activations: {difference}")
 
 
-def write(out: Path, description: Mapping[str, Any], source: Mapping[str, Any], finished: bool) -> None:
+def write_run(out: Path, description: Mapping[str, Any], source: Mapping[str, Any], finished: bool) -> None:
     """Write the record."""
     origin = {"source": source, "versions": versions(), "git_commit": git_commit()}
     write_file(out / "run.json", "run", {"config": description, **origin, "finished": finished})
+
+
+# ---- train.json --------------------------------------------------------------------------------------
+
+RECORD = "train.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Record(Config):
+    """Everything that `sampled-sae resume` needs."""
+
+    train: TrainConfig
+    saes: Annotated[tuple[SAEConfig, ...], NotEmpty]
+    dtype: Literal["float32", "float64", "bfloat16", "float16"]
+    device: str
+    folder: str
+    """Working directory in which the training began; relative paths are meant from there."""
+    file: FileOrigin | None = None
+    model: ModelOrigin | None = None
+    """Origin of the activations; both are None if they were given in memory."""
+
+
+def begun(out: Path) -> list[Path]:
+    """The run.json of each run in the folder."""
+    return [record for pattern in ("", "*/", "*/*/") for record in sorted(out.glob(f"{pattern}run.json"))]
+
+
+def recorded_source(out: Path) -> Mapping[str, Any]:
+    """The identity of the activations that the run in `out` began with; empty if there is no run."""
+    found = next((read_file(record, "run").get("source") for record in begun(out)), None)
+    return found if isinstance(found, dict) else {}
+
+
+def keep_record(
+    out: Path,
+    source: ActivationSource,
+    configs: Sequence[SAEConfig],
+    shared: TrainConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Write train.json for a training that is about to begin; that of one that has begun stays."""
+    remove_leftovers(make_folder(out), RECORD)
+    if begun(out):
+        return
+    kind: Any = str(dtype).removeprefix("torch.")
+    record = Record(shared, tuple(configs), kind, device.type, str(Path.cwd()))
+    origin = source.origin
+    if isinstance(origin, FileOrigin):
+        record = replace(record, file=origin)
+    elif isinstance(origin, ModelOrigin):
+        record = replace(record, model=origin)
+    write_file(out / RECORD, "train", record.to_dict())
+
+
+def read_record(out: Path) -> Record:
+    """The record of the training in `out`."""
+    if not (out / RECORD).exists():
+        why = f"holds no {RECORD}; it is written when a training begins"
+        raise UserError(f"folder = {str(out)!r}: {why}. Of an older run, repeat its command with --resume")
+    return Record.from_dict(read_file(out / RECORD, "train"), out / RECORD)
+
+
+def extend_record(out: Path, steps: int) -> Record:
+    """Add `steps` steps to a finished training, in its train.json."""
+    record = read_record(out)
+    if any(config.jumprelu is not None for config in record.saes):
+        raise UserError("extend: JumpReLU SAEs cannot be extended: their thresholds are saved in another form")
+    runs = [read_file(path, "run") for path in begun(out)]
+    whole = [run.get("finished") is True and _steps(run) == record.train.steps for run in runs]
+    if not runs or not all(whole):
+        raise UserError(f"extend = {steps}: the training in {out} is not finished; resume it first, without extend")
+    longer = replace(record.train, steps=record.train.steps + steps, extends=record.train.steps)
+    record = replace(record, train=longer)
+    with alone_in(out):
+        write_file(out / RECORD, "train", record.to_dict())
+    return record
+
+
+@contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """Relative paths mean those in the folder, if it still exists."""
+    before = Path.cwd()
+    if os.path.isdir(folder):  # noqa: PTH112 (false, not an error, for a name that no file system takes)
+        os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+# ---- restarts by torchrun (--max-restarts): a training goes on without being asked to resume ----------
+
+RESTARTS = ".torchrun"
+"""In the folder of a training that is not finished: the job of torchrun that began it."""
+
+
+def _job() -> str | None:
+    """What tells this job of torchrun from others; None without torchrun."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    if name is None or os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
+        return name  # on several machines, the user has given it
+    return f"{name} {socket.gethostname()}:{os.getppid()}"
+
+
+def resumes(out: Path, resume: bool) -> bool:
+    """Whether the training in `out` is to be resumed: on request, or after a restart of the job that began it.
+
+    A job that finds the training of an earlier one, and was not asked to resume it, does not do so at its restarts
+    either.
+    """
+    if resume or _job() is None:
+        return resume
+    file = out / RESTARTS
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        with writing(file):
+            file.unlink(missing_ok=True)
+        return False
+    return file.exists() and file.read_text(encoding="utf-8") == _job()
+
+
+def note_begun(out: Path) -> None:
+    """Note that this job has begun the training in `out`, or gone on with it."""
+    if (name := _job()) is not None:
+        write_text(out / RESTARTS, name)
+
+
+def note_ended(out: Path) -> None:
+    """Remove the note when the training is finished."""
+    with writing(out / RESTARTS):
+        (out / RESTARTS).unlink(missing_ok=True)

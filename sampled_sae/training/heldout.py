@@ -1,4 +1,4 @@
-"""Held-out tokens: the scale of the input, calibration of the threshold, FVU, L0 and firing frequency of an SAE.
+"""Held-out tokens: calibration of the threshold, FVU, L0 and firing frequency of an SAE.
 
 Codes are selected by the inference threshold, or by training-time selection (pool and cut over a batch).
 """
@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.ranks import Group
 
-InputNorm = Literal["sqrt_d_in", "one", "none"]
 LAST, STEPS = 10**9 - 1, 10**9
 """The last step of a training of any length."""
 TINY = torch.finfo(torch.float32).tiny
@@ -146,13 +145,3 @@ def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096, ranks: 
 def fingerprint(x: Tensor) -> str:
     """A short digest of the first 256 rows of x [n, d_in], to tell activations apart."""
     return hashlib.sha256(x[:256].float().cpu().numpy().tobytes()).hexdigest()[:16]
-
-
-def input_scale(x: Tensor, norm: InputNorm) -> float:
-    """c such that the rows of x / c, for x [n, d_in], have the given root mean square norm; 1 for no rows."""
-    if norm == "none" or not len(x):
-        return 1.0
-    c = float(x.double().square().sum(dim=1).mean().sqrt())
-    if c == 0:
-        raise UserError("activations are all zero: there is nothing to train on")
-    return c / math.sqrt(x.shape[1]) if norm == "sqrt_d_in" else c

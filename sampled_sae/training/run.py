@@ -21,12 +21,11 @@ from sampled_sae.method.latents import Shard
 from sampled_sae.method.rate import as_begun, summary, with_lr
 from sampled_sae.sae import SAE
 from sampled_sae.training import checkpoint, folder
-from sampled_sae.training.finish import finished
 from sampled_sae.training.folder import HOW
-from sampled_sae.training.heldout import fingerprint, input_scale
-from sampled_sae.training.inputs import Inputs
+from sampled_sae.training.heldout import fingerprint
 from sampled_sae.training.learner import Learner, Stats
 from sampled_sae.training.settings import FREE, TrainConfig
+from sampled_sae.training.units import Inputs, finished, input_scale
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.ranks import Ranks
 from sampled_sae.utils.watch import patient
@@ -121,7 +120,7 @@ class Run:
             if self.resume:
                 raise UserError("resume = True: needs the folder of the run; set out")
             return
-        content = folder.read(self.out, self.resume, self.ranks)
+        content = folder.read_run(self.out, self.resume, self.ranks)
         if content is None:
             return
         self.configs = as_begun(self.given, self.configs, content["config"].get("saes"))
@@ -207,7 +206,7 @@ class Run:
 
     def _record(self, finished: bool) -> None:
         assert self.out is not None
-        folder.write(self.out, self.describe(), self.source, finished)
+        folder.write_run(self.out, self.describe(), self.source, finished)
 
     # ---- steps --------------------------------------------------------------------------------------
 

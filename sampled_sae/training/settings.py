@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sampled_sae.config import Config, Count, Positive, Seed, require
-from sampled_sae.training.heldout import InputNorm
+
+InputNorm = Literal["sqrt_d_in", "one", "none"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 
-from sampled_sae.config import read_file, write_file
+from sampled_sae.config import require, write_file
 from sampled_sae.data.source import Source, open_source
 from sampled_sae.data.stream import ActivationSource, ActivationStream, Endless, IterableStream, Rows
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import named
 from sampled_sae.sae import SAE
-from sampled_sae.training import division, elastic, memory
+from sampled_sae.training import division, folder
 from sampled_sae.training.callbacks import ProgressBar, check_wandb, of_run
-from sampled_sae.training.folder import HOW, holds_run
-from sampled_sae.training.resume import begun, keep_record
+from sampled_sae.training.estimate import check_memory
 from sampled_sae.training.run import Callback, Run
 from sampled_sae.training.settings import TrainConfig
 from sampled_sae.utils.errors import Interrupted, UserError
@@ -61,7 +60,7 @@ class Trainer:
         configs = [config for run in runs for config in run.configs if config.name in run.own]
         beside = sum(run.stream.memory_estimate() for run in runs)
         size, shards = first.shared.batch_size, self.ranks.shards
-        first.say(memory.check(configs, first.stream.d_in, size, first.device, first.dtype, beside, shards))
+        first.say(check_memory(configs, first.stream.d_in, size, first.device, first.dtype, beside, shards))
 
     def _train(self, runs: list[Run]) -> None:
         with ExitStack() as ends, watching(runs[0].kept, self.ranks.world):
@@ -120,7 +119,7 @@ def _interrupted(runs: list[Run]) -> Interrupted:
     for run in runs:
         run.save_checkpoint(run.step)
         run.close()
-    return Interrupted(f"interrupted at step {step}; saved in {out}, {HOW} to continue")
+    return Interrupted(f"interrupted at step {step}; saved in {out}, {folder.HOW} to continue")
 
 
 def run_training(
@@ -149,9 +148,9 @@ def run_training(
     full, source = checked(configs, shared), open_source(activations)
     if out is None and ranks.world > 1:
         raise UserError(f"out = None: {ranks.world} ranks need a folder for the SAEs, the same one for all of them")
-    resume = resume if out is None else elastic.resumes(out, resume)
+    resume = resume if out is None else folder.resumes(out, resume)
     if out is not None and resume:
-        source = source.as_begun(_recorded_source(out))
+        source = source.as_begun(folder.recorded_source(out))
     settings = (shared.batch_size, shared.heldout_tokens, shared.seed, shared.steps)
     streams, passes = source.open(*settings), [full]
     again = _opens_again(source, streams)
@@ -166,18 +165,16 @@ def run_training(
         )
     told = say if progress and ranks.first else _silent
     if out is not None and ranks.first:
-        keep_record(out, source, full, shared, ranks.device, dtype)
-        elastic.begun(out)
+        folder.keep_record(out, source, full, shared, ranks.device, dtype)
+        folder.note_begun(out)
 
-    def one_pass(
-        streams: Mapping[str, ActivationStream], group: list[SAEConfig], folder: Path | None
-    ) -> list[list[SAE]]:
+    def one_pass(streams: Mapping[str, ActivationStream], group: list[SAEConfig], into: Path | None) -> list[list[SAE]]:
         runs, own = [], division.own_saes(group, len(streams), ranks)
         for (name, stream), mine in zip(streams.items(), own, strict=True):
             runs.append(
                 Run(
                     *(stream, group, shared, ranks.device, dtype),
-                    out=folder if folder is None or len(streams) == 1 else folder / name,
+                    out=into if into is None or len(streams) == 1 else into / name,
                     resume=resume,
                     say=told,
                     ranks=ranks,
@@ -206,8 +203,27 @@ def run_training(
                 found[name] += [sae.cpu() if keep and not sae.W_dec.is_meta else sae.to("meta") for sae in saes]
             streams = {}  # its memory is needed for the next pass
     if out is not None and ranks.first:
-        elastic.ended(out)
+        folder.note_ended(out)
     return found
+
+
+def resume_training(
+    out: Path, extend: int | None = None, device: str | torch.device | None = None, **settings: Any
+) -> dict[str, list[SAE]]:
+    """Continue the training in `out`, or extend it by so many steps; `settings` are those of `run_training`."""
+    require(extend is None or extend >= 1, "extend", extend, "must be at least 1")
+    ranks = join(device or folder.read_record(out).device)
+    with ranks.all.together():
+        if extend is not None and ranks.first:
+            folder.extend_record(out, extend)
+    record, place = folder.read_record(out), str(device or ranks.device)
+    with folder.inside(Path(record.folder)):
+        origin = record.file or record.model
+        if origin is None:
+            why = "its activations were given in memory; call ss.train with the same ones and resume=True"
+            raise UserError(f"folder = {str(out)!r}: {why}")
+        settings |= {"out": out, "resume": True, "device": place, "dtype": getattr(torch, record.dtype)}
+        return run_training(origin.reopen(place), list(record.saes), record.train, **settings)
 
 
 def _silent(line: str) -> None:
@@ -245,12 +261,6 @@ def checked(configs: SAEConfig | Sequence[SAEConfig], shared: TrainConfig) -> li
     return full
 
 
-def _recorded_source(out: Path) -> Mapping[str, Any]:
-    """The identity of the activations that the run in `out` began with; empty if there is no run."""
-    found = next((read_file(record, "run").get("source") for record in begun(out)), None)
-    return found if isinstance(found, dict) else {}
-
-
 def steps_of(steps: int | None, tokens: int | None, batch_size: int) -> int:
     """Number of steps from `steps` or `tokens`, of which one must be given: whole batches in so many tokens."""
     if (steps is None) == (tokens is None):
@@ -263,8 +273,8 @@ def steps_of(steps: int | None, tokens: int | None, batch_size: int) -> int:
 def check_start(configs: Sequence[SAEConfig], shared: TrainConfig, out: Path, resume: bool) -> None:
     """Raise the errors of a run that need no activations, before these are opened."""
     checked(configs, shared)
-    if not elastic.resumes(out, resume) and (out / "run.json").exists():
-        raise holds_run(out)
+    if not folder.resumes(out, resume) and (out / "run.json").exists():
+        raise folder.holds_run(out)
     check_writable(out)
     if "wandb" in shared.log_to:
         check_wandb()

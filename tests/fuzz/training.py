@@ -13,7 +13,7 @@ from sampled_sae.config import write_file
 from sampled_sae.method import presets
 from sampled_sae.training import checkpoint
 from sampled_sae.training.callbacks import read_log
-from sampled_sae.training.resume import read_record
+from sampled_sae.training.folder import read_record
 from sampled_sae.training.run import Callback
 from sampled_sae.training.settings import TrainConfig
 from sampled_sae.training.trainer import checked

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load
 
 import sampled_sae as ss
-from sampled_sae.data.harvest import model_activations
+from sampled_sae.data.model_source import model_activations
 from sampled_sae.training.run import Callback
 from sampled_sae.utils.ranks import own_rank
 

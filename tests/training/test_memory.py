@@ -6,21 +6,21 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.training import memory
+from sampled_sae.training import estimate
 from sampled_sae.utils.errors import UserError
 
 
 def test_memory_is_estimated_and_refused():
-    small = memory.needed([ss.batchtopk(64, 4)], 16, 200, torch.float32)
-    assert 3 * 2 * 64 * 16 * 4 < small - memory.LIBRARIES < 10**6
-    assert memory.needed([ss.batchtopk(64, 4)] * 5, 16, 200, torch.float32) < 5 * small
+    small = estimate.memory_needed([ss.batchtopk(64, 4)], 16, 200, torch.float32)
+    assert 3 * 2 * 64 * 16 * 4 < small - estimate.LIBRARIES < 10**6
+    assert estimate.memory_needed([ss.batchtopk(64, 4)] * 5, 16, 200, torch.float32) < 5 * small
     with pytest.raises(UserError, match=r"GiB on cpu needed for 1 SAEs at batch_size = 4096, but only"):
-        memory.check([ss.batchtopk(2**27, 4)], 4096, 4096, torch.device("cpu"), torch.float32)
+        estimate.check_memory([ss.batchtopk(2**27, 4)], 4096, 4096, torch.device("cpu"), torch.float32)
 
 
 MEASURE = """
 import pathlib, torch, sampled_sae as ss
-from sampled_sae.training import memory
+from sampled_sae.training import estimate
 torch.set_num_threads(1)
 def peak():  # of this process alone; getrusage would begin with the parent's
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
@@ -31,7 +31,7 @@ def train(config, n): ss.train(x[:n], [config], steps=3, batch_size=1000, progre
 train(ss.batchtopk(64, 4), 2000)  # load what torch loads
 before, config = peak(), ss.batchtopk(2**16, 16, auxk=off)
 train(config, 8000)
-print((peak() - before) / memory.needed([config], 128, 1000, torch.float32))
+print((peak() - before) / estimate.memory_needed([config], 128, 1000, torch.float32))
 """
 
 

@@ -5,7 +5,7 @@ import sampled_sae as ss
 from sampled_sae.data.source import open_source
 from sampled_sae.data.stream import ActivationSource, permutation
 from sampled_sae.training import division as passes
-from sampled_sae.training import memory
+from sampled_sae.training.estimate import memory_needed
 from tests.small_runs import same_weights
 
 CPU = torch.device("cpu")
@@ -15,7 +15,7 @@ STREAM = list(open_source(torch.zeros(100, 16)).open(64, 0, 0).values())
 def test_configurations_are_split_by_memory_in_order():
     configs = [ss.batchtopk(m, 4) for m in (100, 100, 100, 5000, 100)]
     assert passes.split(configs, STREAM, 64, CPU, 10**12) == [configs]
-    two = int(memory.needed(configs[:2], 16, 64, torch.float32) / passes.USED) + 1
+    two = int(memory_needed(configs[:2], 16, 64, torch.float32) / passes.USED) + 1
     assert passes.split(configs, STREAM, 64, CPU, two) == [configs[:2], configs[2:3], configs[3:4], configs[4:]]
     assert passes.split(configs, STREAM, 64, CPU, None) == [configs]
 

@@ -58,9 +58,9 @@ def test_a_wrong_division_is_one_line(how, line):
 
 
 def test_memory_of_a_part_of_the_latents_is_that_part():
-    from sampled_sae.training.memory import needed
+    from sampled_sae.training.estimate import memory_needed
 
-    whole, part = (needed([ss.batchtopk(65_536, 32)], 768, 4096, torch.float32, shards=n) for n in (1, 8))
+    whole, part = (memory_needed([ss.batchtopk(65_536, 32)], 768, 4096, torch.float32, shards=n) for n in (1, 8))
     assert whole / 9 < part < whole / 6
 
 

@@ -17,7 +17,7 @@ from sampled_sae.data.stream import ActivationStream
 from sampled_sae.training import checkpoint, run
 from sampled_sae.training import step as plain
 from sampled_sae.training.callbacks import Callback, read_log
-from sampled_sae.training.inputs import Inputs
+from sampled_sae.training.units import Inputs
 from tests.small_runs import QUIET, same_weights
 
 CHILD = """
