@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampled_sae.data import shards
 from sampled_sae.data.cache_index import (
     INDEX,
     SHARD_TOKENS,
@@ -31,9 +30,13 @@ from sampled_sae.data.cache_index import (
     begin,
     find,
     join_parts,
+    map_rows,
     path_of,
     record,
     remove_parts,
+    shard_size,
+    verify_shard,
+    write_shard,
 )
 from sampled_sae.data.stream import END, ActivationSource, ActivationStream, Rows, check_batch, in_own_modes
 from sampled_sae.utils.errors import UserError
@@ -48,7 +51,7 @@ Batches = Callable[[int], Iterator[Tensor]]  # the stream, [n, d] at a time, fro
 
 def bytes_needed(tokens: int, width: int, shard_tokens: int = SHARD_TOKENS) -> int:
     """What the shards of a cache take on disk."""
-    return sum(shards.size(n, width) for n in CacheConfig(tokens, shard_tokens).sizes())
+    return sum(shard_size(n, width) for n in CacheConfig(tokens, shard_tokens).sizes())
 
 
 def write(
@@ -194,7 +197,7 @@ class _Writer:
         """The shards to write; refused if the disk has no room for them."""
         self.width, there = index.width, {shard.number for shard in index.shards}
         missing = [number for number in wanted if number not in there]
-        needed = sum(shards.size(index.tokens_of(number), index.width) for number in missing)
+        needed = sum(shard_size(index.tokens_of(number), index.width) for number in missing)
         with writing(self.folder):
             free = shutil.disk_usage(self.folder).free
         if needed > free:
@@ -209,7 +212,7 @@ class _Writer:
         rows = self.config.sizes()[number]
         if self.feed is None or self.feed.position != start:
             self.feed = _Feed(self.batches, start, self.width)
-        crc32 = shards.write(path, self.feed.pieces(rows, self.progress), rows, self.feed.width)
+        crc32 = write_shard(path, self.feed.pieces(rows, self.progress), rows, self.feed.width)
         return Shard(number, path.name, rows, crc32)
 
 
@@ -238,7 +241,7 @@ class CachedActivations(Rows):
         self.width, self.tokens = index.width, index.tokens
         self.shape = (self.tokens, self.width)
         sizes = index.config.sizes()
-        self._shards = [shards.map_rows(path_of(folder, number), n, self.width) for number, n in enumerate(sizes)]
+        self._shards = [map_rows(path_of(folder, number), n, self.width) for number, n in enumerate(sizes)]
         self._bounds = np.cumsum([0, *sizes])
         self._checksums = {shard.number: shard.crc32 for shard in index.shards}
         self._damage: UserError | None = None
@@ -253,7 +256,7 @@ class CachedActivations(Rows):
     def _verify(self) -> None:
         try:
             for number, crc32 in sorted(self._checksums.items()):
-                shards.verify(path_of(self.folder, number), crc32, self._closed.is_set)
+                verify_shard(path_of(self.folder, number), crc32, self._closed.is_set)
         except UserError as error:
             self._damage = error
 

@@ -1,46 +1,32 @@
-"""A language model and a text -> batches of activations, mixed across documents, the same ones for the same seed.
+"""A language model and contexts -> rounds of activations, mixed across documents, the same ones for the same seed.
 
-Contexts are taken in blocks. The activations of a block, less the positions and tokens that are left out, are
-shuffled, mixed with those of its neighbors (`rounds`) and cut into batches. The content of a batch follows from its
-number alone: not from the number of contexts in a pass through the model, nor the other layers collected with it, nor
-where a run was interrupted.
+The activations of a block of contexts, less the positions and tokens that are left out, are shuffled, mixed with those
+of its neighbors (see `buffer`) and cut into batches. The content of a batch follows from its number alone: not from the
+number of contexts in a pass through the model, nor the other layers collected with it, nor where a run was interrupted.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sampled_sae.config import Config, hints
-from sampled_sae.data.buffer import (
-    SMALLEST,
-    HarvestConfig,
-    bytes_needed,
-    contexts_at_once,
-    enough_buffer,
-    worth_compiling,
-)
-from sampled_sae.data.contexts import ContextBank, contexts, warn_without_bos
-from sampled_sae.data.passes import Passes
-from sampled_sae.data.rounds import Rounds, plan_rounds
-from sampled_sae.data.stream import ActivationSource, ActivationStream, check_batch, permutation
-from sampled_sae.data.text import Text, TextList, TextSource, as_text
+from sampled_sae.data.buffer import HarvestConfig, Rounds, contexts_at_once, plan_rounds
+from sampled_sae.data.contexts import ContextBank, contexts
+from sampled_sae.data.stream import check_batch, permutation
 from sampled_sae.hooks import HookPoint
 from sampled_sae.models.language_model import LanguageModel
-from sampled_sae.models.load import load_model
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.progress import telling
-from sampled_sae.utils.ranks import current
-from sampled_sae.utils.system import listening, readable
+from sampled_sae.utils.ranks import Group, current
+from sampled_sae.utils.system import listening
+from sampled_sae.utils.watch import tick
 
+Found = tuple[Tensor, Tensor]  # activations [tokens, d_in] and their norms [tokens]
 Block = dict[HookPoint, Tensor]  # the activations at each hook point, [tokens, d_in]
 
 
@@ -48,115 +34,73 @@ class HarvestStopped(Interrupted):
     """A stop was requested while a block was harvested: it is given up, to be harvested anew."""
 
 
-def model_activations(
-    model: LanguageModel | str | Path | tuple[Any, Any],
-    text: Text,
-    layer: int | Sequence[int] | None = None,
-    *,
-    hook: str | Sequence[str] | None = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    progress: bool = True,
-    **settings: Any,
-) -> ModelActivations:
-    """A language model and a text -> a source of activations, at the residual stream after one or several blocks
-    (`layer`, counted from 0) or at hook points by name (`hook`); `settings` are fields of `HarvestConfig`.
-
-    A model that is given by name is loaded, after a look whether the text is there.
-    """
-    layers = [] if layer is None else list(layer) if isinstance(layer, Iterable) else [layer]
-    hooks = [] if hook is None else [hook] if isinstance(hook, str) else list(hook)
-    if not layers and not hooks:
-        raise UserError("layer: is missing; give the number of a block, or the name of a module as hook")
-    try:
-        config = HarvestConfig(hooks=(*layers, *hooks), **settings)
-    except TypeError:
-        known = set(hints(HarvestConfig)) - {"hooks"}
-        wrong = next(iter(settings.keys() - known), "hooks")
-        raise UserError(f"{wrong}: is no setting of activations; must be one of {', '.join(sorted(known))}") from None
-    source = as_text(text)
-    source.documents()
-    if not isinstance(model, LanguageModel):
-        model = load_model(model, device, dtype, layers)
-    return ModelActivations(model, source, config, progress)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOrigin(Config):
-    """A language model by name, and a text."""
-
-    model: str
-    dtype: str
-    text: TextSource
-    source: HarvestConfig
-
-    def reopen(self, device: str) -> ModelActivations:
-        dtype = getattr(torch, self.dtype, None)
-        self.text.documents()
-        layers = [hook for hook in self.source.hooks if isinstance(hook, int)]
-        return ModelActivations(load_model(self.model, device, dtype, layers), self.text, self.source, progress=True)
-
-
-@dataclass(frozen=True)
-class ModelActivations(ActivationSource):
-    """The activations of a language model on a text; all hook points come from the same passes through the model."""
+class Passes(NamedTuple):
+    """How contexts go through the model: `at_once` in a pass. Ranks take turns, so that the passes are the same ones
+    whatever the number of ranks."""
 
     model: LanguageModel
-    text: TextSource | TextList
-    config: HarvestConfig
-    progress: bool = False
-    """Whether to print how far the collection is before the first step, if that takes long."""
+    widths: Mapping[HookPoint, int]
+    """Width of the activations at each hook point."""
+    at_once: int
+    skip_first: int
+    compiled: bool
+    group: Group
+    """The ranks that share the passes."""
 
-    def __post_init__(self) -> None:
-        for hook in self.config.hooks:
-            self.model.hook_point(hook)
+    def read(
+        self, tokens: Tensor, wanted: Collection[HookPoint], stop: Callable[[], None], update: Callable[[int], None]
+    ) -> dict[HookPoint, Found]:
+        """contexts [n, L] -> at each `wanted` hook point the activations [n * (L - skip_first), d_in], in order, and
+        their norms.
 
-    def open(
-        self, batch_size: int, heldout_tokens: int, seed: int, steps: int | None = None
-    ) -> dict[str, HarvestStream]:
-        """One stream for each hook point. With `steps`, no more tokens are held than these steps take."""
-        model, config = self.model, self.config
-        if config.bos == "auto":
-            config = replace(config, bos=model.bos)
-        config = replace(config, rolling=config.rolling is not False)
-        size = enough_buffer(model, config, batch_size, steps)
-        size = int(current().all.gather(torch.tensor(size)).min())  # ranks may have more or less free memory
-        config = replace(config, buffer_tokens=size)
-        if config.compile == "auto":
-            tokens = None if steps is None else steps * batch_size
-            config = replace(config, compile=worth_compiling(model, config, tokens))
-        if self.progress and current().first:
-            need = f"{readable(model.bytes)} for the model, {readable(bytes_needed(model, config))} for its activations"
-            print(f"{model.name}: {need}, on {model.device}", file=sys.stderr)
-        if not config.bos and current().first:
-            warn_without_bos(model)
-        shown = self.progress and current().first
-        harvest = Harvest(model, self.text.documents(), config, batch_size, heldout_tokens, seed, steps, shown)
-        return {hook.name: HarvestStream(harvest, hook, self.text) for hook in harvest.hooks}
+        Before each pass, `stop` may raise; after it, `update` gets the number of tokens so far.
+        """
+        each = tokens.shape[1] - self.skip_first
+        rows, parts = len(tokens) * each, tokens.split(self.at_once)
+        found: dict[HookPoint, Found] = {}
+        for first in range(0, len(parts), self.group.size):
+            stop()
+            turn = parts[first : first + self.group.size]
+            own = self._pass(turn[self.group.rank], first > 0) if self.group.rank < len(turn) else {}
+            at = first * self.at_once * each
+            for hook in self.widths:
+                every = self._exchanged(hook, own.get(hook), self.at_once * each)
+                if hook not in wanted:
+                    continue
+                if hook not in found:
+                    x, norms = every[0]
+                    found[hook] = x.new_empty(rows, x.shape[1]), norms.new_empty(rows)
+                for number, part in enumerate(turn):
+                    size, begin = len(part) * each, at + number * self.at_once * each
+                    for whole, new in zip(found[hook], every[number], strict=True):
+                        whole[begin : begin + size] = new[:size]
+            tick()
+            update(min(rows, at + sum(map(len, turn)) * each))
+        return found
 
-    @property
-    def origin(self) -> ModelOrigin | None:
-        if not isinstance(self.text, TextSource):
-            return None
-        return ModelOrigin(self.model.name, str(self.model.dtype).removeprefix("torch."), self.text, self.config)
+    def _pass(self, part: Tensor, later: bool) -> dict[HookPoint, Found]:
+        """One pass through the model."""
+        n = len(part)
+        if self.compiled and n < self.at_once and later:  # a new shape is compiled anew
+            part = torch.cat([part, part[:1].expand(self.at_once - n, -1)])
+        found = {}
+        for hook, stream in self.model.activations(part.long(), tuple(self.widths)).items():
+            x = stream[:n, self.skip_first :].reshape(-1, stream.shape[-1])
+            found[hook] = x, x.float().norm(dim=1)
+        return found
 
-    def as_begun(self, record: Mapping[str, Any]) -> ModelActivations:
-        """The buffer's order as in the record of a run or cache, if it is not set, and its size, if that is no larger
-        than what is set: a run holds no more than its steps need, and an extension has more of them."""
-        config, size = self.config, record.get("buffer_tokens")
-        if not isinstance(size, int):
-            return self
-        rolling = record.get("rolling", False) if config.rolling == "auto" else config.rolling
-        return replace(
-            self, config=replace(config, buffer_tokens=min(config.buffer_tokens or size, size), rolling=rolling)
-        )
-
-    @property
-    def cache_batch(self) -> int:
-        """Tokens per batch when the activations are written to a cache."""
-        config = self.config
-        size, share = config.buffer_tokens or SMALLEST, (config.context - config.skip_first) / config.context
-        return min(4096, size // 2 if config.rolling is False else max(1, int(size * share / 5)))
+    def _exchanged(self, hook: HookPoint, own: Found | None, rows: int) -> Sequence[Found]:
+        """Each rank's pass of at most `rows` tokens; None if it had none."""
+        if self.group.size == 1:
+            assert own is not None
+            return [own]
+        model, sent = self.model, []
+        shapes = ((rows, self.widths[hook]), model.dtype), ((rows,), torch.float32)
+        for number, (shape, dtype) in enumerate(shapes):
+            sent.append(torch.zeros(shape, dtype=dtype, device=model.device))
+            if own is not None:
+                sent[-1][: len(own[number])] = own[number]
+        return list(zip(*map(self.group.gather, sent), strict=True))
 
 
 class Harvest:
@@ -328,69 +272,3 @@ class Harvest:
         with group.together():
             tokens = self.bank.take(first, count, skip) if group.rank == 0 else tokens
         return group.broadcast(tokens)
-
-
-class HarvestStream(ActivationStream):
-    """One hook point of a harvest."""
-
-    def __init__(self, harvest: Harvest, hook: HookPoint, text: TextSource | TextList):
-        self.harvest, self.hook, self.text = harvest, hook, text
-        self.batch_size = harvest.batch_size
-        self.heldout, self.limit = harvest.heldout[hook], harvest.limits[hook]
-        self.d_in = self.heldout.shape[1]
-
-    def leave_out(self) -> None:
-        self.harvest.left_out.add(self.hook)
-
-    def memory_estimate(self) -> int:
-        """Its share of the harvest's bytes on the model's device."""
-        return bytes_needed(self.harvest.model, self.harvest.config) // len(self.harvest.hooks)
-
-    def batch(self, index: int) -> Tensor:
-        """Batch number `index` [batch_size, d_in], in the model's dtype and on its device."""
-        number, place = divmod(index, self.harvest.rounds.batches)
-        block = self.harvest.round(number, self.hook)
-        rows = block[self.hook] if self.hook in block else torch.empty(0, self.d_in)
-        return rows[place * self.batch_size : (place + 1) * self.batch_size]
-
-    def close(self) -> None:
-        self.harvest.close()
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        config, factor = self.harvest.config, self.harvest.config.high_norm_factor
-        return {
-            "model_name": self.harvest.model.name,
-            **self._where(),
-            "text": self.text.name,
-            "part": self.text.part,
-            "context": config.context,
-            "bos": config.bos,
-            "skip_first": config.skip_first,
-            "end_of_text": config.end_of_text,
-            "high_norm_factor": None if factor == torch.inf else factor,
-            "buffer_tokens": config.buffer_tokens,
-            **({"rolling": True} if config.rolling else {}),  # runs of earlier versions have no such field
-            "seed": self.harvest.seed,
-        }
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """Names as SAELens has them, and our own."""
-        model, config = self.harvest.model, self.harvest.config
-        return {
-            "model_name": model.name,
-            "hook_name": model.saelens_hook_name(self.hook),
-            "hook_module": self.hook.module,
-            **self._where(),
-            "context_size": config.context,
-            "prepend_bos": config.bos,
-            "skip_first": config.skip_first,
-            "text": self.text.name,
-            "heldout_contexts": self.harvest.held_contexts,
-            "high_norm_limit": self.limit if self.limit < torch.inf else None,
-        }
-
-    def _where(self) -> dict[str, Any]:
-        """The layer for the residual stream after a block, else the hook point's name."""
-        return {"hook_point": self.hook.name} if self.hook.layer is None else {"layer": self.hook.layer}

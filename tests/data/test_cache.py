@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import sampled_sae
-from sampled_sae.data import shards
+from sampled_sae.data import cache_index
 from sampled_sae.data.cache import CacheConfig, bytes_needed, open_cache, write_cache
 from sampled_sae.data.source import load_activations
 from sampled_sae.utils.errors import UserError
@@ -226,7 +226,7 @@ def test_two_writers_are_kept_apart_and_readers_are_not(tmp_path):
 
 
 def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch):
-    append, count = shards.append, itertools.count()
+    append, count = cache_index.append, itertools.count()
 
     def full(file, path, data):
         def refuse(rest):
@@ -234,7 +234,7 @@ def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch):
 
         append(SimpleNamespace(write=refuse) if next(count) == 9 else file, path, data)
 
-    monkeypatch.setattr(shards, "append", full)
+    monkeypatch.setattr(cache_index, "append", full)
     with pytest.raises(UserError, match=f"{SHARD}: the disk is full; free some space") as error:
         write(tmp_path)
     one_line(error)

@@ -11,7 +11,7 @@ import torch
 
 from sampled_sae.data.cache import open_cache, write, write_cache
 from sampled_sae.data.cache_index import Index, Part
-from sampled_sae.data.harvest import ModelActivations
+from sampled_sae.data.model_source import ModelActivations
 from sampled_sae.data.source import open_source
 from sampled_sae.data.text import TextList
 from sampled_sae.utils.errors import UserError

@@ -7,9 +7,8 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae.data import buffer
-from sampled_sae.data.buffer import bytes_needed
-from sampled_sae.data.harvest import HarvestStream, model_activations
-from sampled_sae.data.rounds import SPARE
+from sampled_sae.data.buffer import SPARE, bytes_needed
+from sampled_sae.data.model_source import HarvestStream, model_activations
 from sampled_sae.data.source import open_source
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.training.run import Callback

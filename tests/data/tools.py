@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sampled_sae.data.buffer import HarvestConfig
-from sampled_sae.data.harvest import ModelActivations
+from sampled_sae.data.model_source import ModelActivations
 from sampled_sae.data.text import TextList
 from sampled_sae.models.language_model import LanguageModel
 
