@@ -7,9 +7,10 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from sampled_sae.browser.collect import BrowseConfig, Progress, collect
 from sampled_sae.browser.files import MEANINGS, Page, data_files
 from sampled_sae.browser.neuronpedia import NeuronpediaConfig, write_neuronpedia
 from sampled_sae.browser.serve import TextReader, serve
-from sampled_sae.config import read_file, write_file
+from sampled_sae.config import Bound, Config, NonNegative, read_file, write_file
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.text import TextList, TextSource
 from sampled_sae.evals.results import FIRING, Density, fingerprint, read_density, read_explanations, read_unique
@@ -54,17 +55,19 @@ def html_page(title: str, summary: str, data_folder: str, served: bool = False) 
 
 
 FOLDER = re.compile(r"data-[0-9a-f]{12}")  # how folders of data are called: by what is in them
+DATA = Bound("must be the name of a folder of data", lambda name: FOLDER.fullmatch(name) is not None)
 
 
-class Record(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Record(Config):
     """browser.json beside a page: what a report links it by, and what a server needs to know of it."""
 
     sae: str  # folder of the SAE, relative to the page's
     weights: str  # fingerprint of the SAE
     title: str
     summary: str
-    data: str  # folder of the data
-    limit: float | None  # norm above which tokens were left out; None for none
+    data: Annotated[str, DATA]  # folder of the data
+    limit: NonNegative | None = None  # norm above which tokens were left out; None for none
 
 
 def read_record(out: Path, folder: Path) -> Record:
@@ -72,11 +75,9 @@ def read_record(out: Path, folder: Path) -> Record:
     path = out / BROWSER
     if not path.exists():
         raise UserError(f"out = {str(out)!r}: holds no page of latents; name a text with --text to make one")
-    content = read_file(path, "browser")
-    texts = {name: text for name in Record._fields[:-1] if isinstance(text := content.get(name), str)}
-    if len(texts) != len(Record._fields) - 1 or not FOLDER.fullmatch(texts["data"]):
-        raise UserError(f"{path}: not the record of a page of latents")
-    record = Record(**texts, limit=number(content.get("limit")))
+    record = Record.from_dict(read_file(path, "browser"), path)
+    if not (out / record.data).is_dir():
+        raise UserError(f"{out / record.data}: no such folder; name a text with --text to make the page again")
     if record.weights != fingerprint(folder):
         raise UserError(f"out = {str(out)!r}: holds the page of another SAE, {record.title}")
     return record
@@ -105,7 +106,7 @@ def write_browser(page: Page, tokenizer: Any, out: Path, progress: Progress | No
     if page.folder is not None:
         sae = Path(os.path.relpath(page.folder.resolve(), out.resolve())).as_posix()
         record = Record(sae, fingerprint(page.folder), title, summary, folder, number(page.browsed.limit))
-        write_file(out / BROWSER, "browser", record._asdict())
+        write_file(out / BROWSER, "browser", record.to_dict())
     write_text(out / "index.html", html_page(title, summary, folder))
     for old in out.iterdir():
         if old.name != folder and FOLDER.fullmatch(old.name) and old.is_dir() and not old.is_symlink():

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from sampled_sae.config import Config, Count, Distinct, NotEmpty, Positive, PositiveNumber
+from sampled_sae.config import Bound, Config, Count, Distinct, NotEmpty, Positive, PositiveNumber, require
+from sampled_sae.method.config import NAME, usable_as_folder
 from sampled_sae.method.presets import parse_methods
 from sampled_sae.reporting.claims import Claim
-from sampled_sae.reporting.study import METRICS, NO_LEADERS, Row, Run, best_factor, leading
+from sampled_sae.reporting.study import NO_LEADERS, Row, Run, best_factor, leading
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json
 from sampled_sae.utils.progress import say
@@ -23,6 +24,9 @@ report text; finalists: probing on further datasets; similarity: decoders beside
 slices: some latents are kept in a file, for automated interpretability elsewhere."""
 AT_ONCE = 12  # SAEs that are trained before they are measured together
 LEADERS = "@leaders"  # among a stage's methods: those that the earlier stages put first
+
+
+NAMES = Bound(f"each name {NAME}", lambda named: all(map(usable_as_folder, named)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +73,40 @@ class Stage(Config):
     """Tokens of training; those of the study when unset. Only for stages whose measure is rate."""
 
 
-class Study(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Study(Config):
     """A whole design."""
 
-    tokens: int  # of training
-    batch_size: int
-    settings: dict[str, Setting]
-    methods: dict[str, Method]
-    stages: list[Stage]
-    claims: list[Claim]  # what is to be tested
-    needed: dict[str, str]  # hypotheses that hold if most of their claims do, not all: "most"
+    tokens: Positive
+    """Tokens of training."""
+    batch_size: Positive
+    settings: Annotated[dict[str, Setting], NAMES]
+    methods: Annotated[dict[str, Method], NAMES]
+    stages: tuple[Stage, ...]
+    claims: tuple[Claim, ...] = ()
+    """What is to be tested."""
+    needed: dict[str, Literal["most"]] = field(default_factory=dict)
+    """Hypotheses that hold if most of their claims do, not all."""
+
+    def check(self) -> None:
+        for stage in self.stages:
+            of_stage = f"stage {stage.name!r}"
+            for kind, names, known in (
+                ("settings", stage.settings, [*self.settings]),
+                ("methods", stage.methods, [*self.methods, LEADERS]),
+            ):
+                for name in names:
+                    require(name in known, f"{of_stage}, {kind}", name, f"must be among {', '.join(known)}")
+            if stage.tokens is not None:
+                require(stage.measure == ("rate",), f"{of_stage}, tokens", stage.tokens, "measure must be rate alone")
+        for name, method in self.methods.items():
+            try:
+                parse_methods([method.spec], d_sae=64, k=1)
+            except UserError as error:
+                raise UserError(f"methods.{name}.spec: {error}") from None
+            if method.rate_of is not None:
+                right = f"must be among {', '.join(self.methods)}"
+                require(method.rate_of in self.methods, f"methods.{name}.rate_of", method.rate_of, right)
 
     def tokens_of(self, setting: str, stage: Stage | None = None) -> int:
         """Tokens that an SAE is trained on."""
@@ -88,33 +116,7 @@ class Study(NamedTuple):
 
 def load_study(path: Path) -> Study:
     """Read a design; an error names the entry."""
-    plain = read_json(path)
-    try:
-        settings = {name: Setting.from_dict(value, path) for name, value in plain["settings"].items()}
-        methods = {name: Method.from_dict(value, path) for name, value in plain["methods"].items()}
-        stages = [Stage.from_dict(value, path) for value in plain["stages"]]
-        claims = [Claim(**claim) for claim in plain.get("claims", [])]
-        needed = dict(plain.get("needed", {}))
-        study = Study(int(plain["tokens"]), int(plain["batch_size"]), settings, methods, stages, claims, needed)
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
-        right = "must be an object with tokens, batch_size, settings, methods and stages"
-        raise UserError(f"{path}: {right} ({error})") from None
-    for stage in stages:
-        for kind, names, known in (("settings", stage.settings, settings), ("methods", stage.methods, methods)):
-            if unknown := [name for name in names if name not in known and name != LEADERS]:
-                raise UserError(
-                    f"{path}: stage {stage.name!r}, {kind} = {unknown[0]!r}: must be among {', '.join(known)}"
-                )
-        if stage.tokens is not None and stage.measure != ("rate",):
-            raise UserError(f"{path}: stage {stage.name!r}, tokens = {stage.tokens}: measure must be rate alone")
-    for claim in claims:
-        if unknown := [name for name in (claim.metric, *claim.metrics) if name and name not in METRICS]:
-            raise UserError(f"{path}: claim {claim.name}, metric = {unknown[0]!r}: must be among {', '.join(METRICS)}")
-    for method in methods.values():
-        parse_methods([method.spec], d_sae=64, k=1)
-        if method.rate_of is not None and method.rate_of not in methods:
-            raise UserError(f"{path}: rate_of = {method.rate_of!r}: must be among {', '.join(methods)}")
-    return study
+    return Study.from_dict(read_json(path), path)
 
 
 def runs_of(study: Study, stage: Stage, rows: Sequence[Row]) -> list[Run]:

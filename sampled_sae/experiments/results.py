@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,13 +20,15 @@ from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp_many
 from sampled_sae.evals.autointerp.schema import CONTEXT, DENSITIES, AutointerpConfig
 from sampled_sae.experiments.design import Measure, Study
 from sampled_sae.experiments.layer import Layer, read_tokens
+from sampled_sae.formats.tensors import read_safetensors
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.reporting.study import GOAL, Results, Run, read_rows
 from sampled_sae.reporting.study_page import NOT_RUN, against, answer, fill_page, forest, tables
 from sampled_sae.reporting.synthetic import load_results
 from sampled_sae.reporting.write import write_figures
 from sampled_sae.sae import SAE
-from sampled_sae.utils.files import make_folder, write_text
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import make_folder, replacing, write_text, writing
 from sampled_sae.utils.measures import find
 
 RESULTS = "results.jsonl"
@@ -108,26 +109,28 @@ def write_slice(folder: Path, run: Run, sae: SAE, frequency: Tensor) -> dict[str
         name: str(value) for name, value in run._asdict().items()
     }
     path = folder / f"{run.setting}-{run.name}.safetensors"
-    temporary = path.with_suffix(".tmp")
-    save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, temporary, metadata=about)
-    temporary.replace(path)
+    with replacing(path) as temporary, writing(path):
+        save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, temporary, metadata=about)
     return live
 
 
 def read_slice(path: Path, device: torch.device) -> tuple[Run, SAE]:
     """The run, and an SAE of the latents that were kept; it encodes, and does not decode."""
-    with safe_open(path, "pt", device=str(device)) as file:
-        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    d_in, n = tensors["W_enc"].shape
-    sae = SAE(InferenceConfig(d_in, n, k=int(about["k"]), apply_b_dec_to_input=bool(int(about["before"]))))
-    sae = sae.to(device)
+    found = read_safetensors(path)
+    try:
+        run = Run(found.about["setting"], found.about["method"], float(found.about["factor"]), int(found.about["seed"]))
+        d_in, n = found.tensors["W_enc"].shape
+        cfg = InferenceConfig(d_in, n, k=int(found.about["k"]), apply_b_dec_to_input=found.about["before"] == "1")
+    except (KeyError, ValueError, OverflowError) as error:
+        raise UserError(f"{path}: not latents of a study ({type(error).__name__}: {error})") from None
+    sae = SAE(cfg)
     with torch.no_grad():
-        sae.W_enc.copy_(tensors["W_enc"])
-        sae.W_dec.copy_(tensors["W_enc"].T)
-        sae.b_enc.copy_(tensors["b_enc"])
-        sae.b_dec.copy_(tensors["b_dec"])
-        sae.threshold = tensors["threshold"]
-    return Run(about["setting"], about["method"], float(about["factor"]), int(about["seed"])), sae
+        sae.W_enc.copy_(found.take("W_enc", (d_in, n)))
+        sae.W_dec.copy_(sae.W_enc.T)
+        sae.b_enc.copy_(found.take("b_enc", (n,)))
+        sae.b_dec.copy_(found.take("b_dec", (d_in,)))
+        sae.threshold = found.take("threshold", (), (n,))
+    return run, sae.to(device)
 
 
 def judged(
@@ -171,7 +174,7 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
     Tables of single metrics go to `out`/tables.md. Figures are of the first setting; without a folder, the page keeps
     those that it has. Results of `sampled-sae synthetic` are read from `out`/synthetic/PRESET.json.
     """
-    rows = read_rows(out / RESULTS)
+    rows = read_rows(out / RESULTS, study.settings)
     beside = [name for name, setting in study.settings.items() if setting.recipe == "paper"]
     results = Results(rows, {name: setting.model for name, setting in study.settings.items()}, beside)
     synthetic = {path.stem: load_results(path) for path in sorted((out / SYNTHETIC).glob("*.json"))}

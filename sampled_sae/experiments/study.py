@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from sampled_sae import api
+from sampled_sae.config import require
 from sampled_sae.experiments.design import (
     AT_ONCE,
     PREPARED,
@@ -36,11 +37,11 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import paper_recipe, parse_methods
 from sampled_sae.method.rate import default_lr
 from sampled_sae.models.language_model import LanguageModel
-from sampled_sae.reporting.study import BASE, Run, read_rows
+from sampled_sae.reporting.study import BASE, Row, Run, read_rows
 from sampled_sae.sae import SAE
 from sampled_sae.utils import system
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import make_folder
+from sampled_sae.utils.files import alone_in, make_folder, remove_leftovers, writing
 from sampled_sae.utils.progress import say
 
 SLICES = "slices"
@@ -65,11 +66,16 @@ def run_study(
 
     `until`: seconds after which nothing begins that would not be finished.
     """
-    work = Work(study, material, make_folder(out), device, Budget(until))
+    known = [stage.name for stage in study.stages]
+    for name in only:
+        require(name in known, "stages", name, f"must be among {', '.join(known)}")
+    work = Work(study, material, out, device, Budget(until))
     try:
-        for stage in study.stages:
-            if not only or stage.name in only:
-                work.stage(stage)
+        with alone_in(out):
+            remove_leftovers(out / SLICES)
+            for stage in study.stages:
+                if not only or stage.name in only:
+                    work.stage(stage)
     except OutOfTime as reason:
         say(f"{work.budget.spent:7.1f} s  stopped before {reason}: until = {until:g} s; the same call continues")
         return False
@@ -97,12 +103,16 @@ class Work:
     def path(self) -> Path:
         return self.out / RESULTS
 
+    def rows(self) -> list[Row]:
+        """What is finished."""
+        return read_rows(self.path, self.study.settings)
+
     def stage(self, stage: Stage) -> None:
         """One stage; measured in groups of SAEs that share setting and seed."""
-        runs = runs_of(self.study, stage, read_rows(self.path))
+        runs = runs_of(self.study, stage, self.rows())
         for (setting, _), group in _grouped(runs).items():
             single = [measure for measure in stage.measure if measure != "similarity"]
-            done = {(row.run, row.measure) for row in read_rows(self.path)}
+            done = {(row.run, row.measure) for row in self.rows()}
             left = [run for run in group if any((run, measure) not in done for measure in single)]
             while left:
                 saes = self._trained(setting, stage, left, single)
@@ -254,7 +264,7 @@ class Work:
     def _compare(self, stage: Stage, runs: Sequence[Run]) -> None:
         """Similarity of each SAE with the next seed of its method, and with the base of the same and the next seed."""
         by_name = {(run.setting, run.method, run.seed): run for run in runs}
-        done = {row.run for row in read_rows(self.path) if row.measure == "similarity"}
+        done = {row.run for row in self.rows() if row.measure == "similarity"}
         for run in [run for run in runs if run not in done]:
             after = stage.seeds[(stage.seeds.index(run.seed) + 1) % len(stage.seeds)]
             keys = [(run.method, run.seed), (run.method, after), (BASE, run.seed), (BASE, after)]
@@ -280,7 +290,7 @@ class Work:
 
     def _write(self, lines: Sequence[str]) -> None:
         """Append lines; they are on disk when this returns. A line that was cut off is overwritten."""
-        with self.path.open("ab+") as file:
+        with writing(self.path), self.path.open("ab+") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - LONGEST))
             file.truncate(size - len(file.read().rpartition(b"\n")[2]))
@@ -292,9 +302,9 @@ class Work:
 def judge_slices(study: Study, material: Material, out: Path, embedder: str | None, tokens: int = 250_000) -> Path:
     """Automated interpretability of the slices in `out`, with an embedding model as the judge; adds their lines."""
     work = Work(study, material, out, None, Budget())
-    rows = read_rows(work.path)
+    rows = work.rows()
     done = {row.run for row in rows if row.measure == "autointerp"}
-    live = {row.run: [row.values[f"live_{n}"] for n in range(3)] for row in rows if row.measure == "slices"}
+    live = {row.run: [row.values.get(f"live_{n}", 0.0) for n in range(3)] for row in rows if row.measure == "slices"}
     files: dict[str, list[Path]] = {}
     for path in sorted((out / SLICES).glob("*.safetensors")):
         run, _ = read_slice(path, torch.device("cpu"))

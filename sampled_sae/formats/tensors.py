@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from sampled_sae.config import Config, hints, shown
@@ -29,6 +28,8 @@ class Archive(NamedTuple):
 
     path: Path
     tensors: Mapping[str, Any]
+    about: Mapping[str, str] = {}
+    """Texts in the header of a safetensors file."""
 
     def take(self, name: str, *shapes: Shape) -> Tensor:
         """A tensor of finite floats, of one of these shapes; UserError otherwise."""
@@ -50,7 +51,8 @@ class Archive(NamedTuple):
 def read_safetensors(path: Path) -> Archive:
     """All tensors of a safetensors file."""
     try:
-        return Archive(path, load_file(path))
+        with safe_open(path, "pt") as file:
+            return Archive(path, {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {})  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise _damaged(path, error) from None
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, Literal, NamedTuple
 
-from sampled_sae.reporting.study import BASE, GOAL, METRICS, Results
-from sampled_sae.utils.measures import Cell, Column, Table, form
+from sampled_sae.config import Config, PositiveNumber, require
+from sampled_sae.reporting.study import BASE, FLOOR, GOAL, METRICS, Results
+from sampled_sae.utils.measures import Cell, Column, Table, form, number
 from sampled_sae.utils.paired import Difference, Verdict, holm, paired
 
 Kind = Literal["difference", "at most", "dominated", "front", "no best", "synthetic"]
 Outcome = Literal["supported", "refuted", "mixed", "undecided", "not measured"]
 OPPOSITE: dict[str, str] = {"better": "worse", "worse": "better", "not worse": "worse"}
-Synthetic = Mapping[str, Mapping[str, Any]]  # results of the synthetic experiment, by preset
+Synthetic = Mapping[str, dict[str, Any]]  # results of the synthetic experiment, by preset
 
 
-class Claim(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Claim(Config):
     """A claim as a comparison; several of one name make up a hypothesis.
 
     difference: `method` is better, worse or not worse than `against`. at most: its metric is at most `ratio` times that
@@ -33,10 +36,17 @@ class Claim(NamedTuple):
     method: str = ""
     expect: Literal["better", "worse", "not worse"] = "better"
     against: str = BASE
-    ratio: float | None = None  # least ratio of the two means, or most
+    ratio: PositiveNumber | None = None  # least ratio of the two means, or most
     kind: Kind = "difference"
-    methods: Sequence[str] = ()
-    metrics: Sequence[str] = ()
+    methods: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        right = f"must be among {', '.join(METRICS)}"
+        if self.metric or self.kind in ("difference", "at most"):
+            require(self.metric in METRICS, "metric", self.metric, right)
+        for metric in self.metrics:
+            require(metric in METRICS, "metrics", metric, right)
 
 
 class Tested(NamedTuple):
@@ -84,7 +94,7 @@ def _decided(results: Results, claim: Claim, found: Mapping[str, tuple[Differenc
 def _at_most(results: Results, claim: Claim, setting: str) -> Outcome:
     """Whether the 95% interval of the ratio ends below the limit, or begins above it."""
     first, second = (
-        {key: math.log2(value) for key, value in results.measured(setting, m, claim.metric).items()}
+        {key: math.log2(max(value, FLOOR)) for key, value in results.measured(setting, m, claim.metric).items()}
         for m in (claim.method, claim.against)
     )
     it = paired(first, second, better=None)
@@ -133,9 +143,12 @@ def _no_best(methods: Sequence[str], verdicts: Any) -> Tested:
 def _synthetic(claim: Claim, synthetic: Synthetic) -> Tested:
     """FVE on fresh samples of an SAE that was trained on a fixed set."""
     for found in synthetic.values():
-        own = [sae for sae in found["saes"] if sae["label"] == claim.method]
-        if found["train"].get("samples") and own and claim.ratio is not None:
-            fresh, train = ([sae[name] for sae in own] for name in ("fve_heldout_threshold", "fve_train"))
+        own = [sae for sae in found["saes"] if sae.get("label") == claim.method]
+        fresh, train = (
+            [value for sae in own if (value := number(sae.get(name))) is not None]
+            for name in ("fve_heldout_threshold", "fve_train")
+        )
+        if found.get("train", {}).get("samples") and fresh and train and claim.ratio is not None:
             means = statistics.fmean(fresh), statistics.fmean(train)
             detail = f"FVE {means[0]:.4f} on fresh, {means[1]:.4f} on training samples, {len(own)} seeds"
             reached = min(fresh) >= claim.ratio, max(fresh) < claim.ratio

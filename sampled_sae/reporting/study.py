@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from sampled_sae.config import Bound, Config, Count, PositiveNumber, require
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import parse_json, read_text
 from sampled_sae.utils.measures import Better
 from sampled_sae.utils.paired import Difference, Key, Verdict, paired
 
@@ -36,21 +38,44 @@ class Row(NamedTuple):
     run: Run
     measure: str
     values: dict[str, float]  # by metric
-    units: dict[str, Any]  # by dataset or letter: its source and its metrics
+    units: dict[str, tuple[str, dict[str, float]]]  # by dataset or letter: its source and its metrics
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The lines of results.jsonl; the last one of an SAE and evaluation counts, an incomplete last line does not."""
+Measured = Annotated[float, Bound("must be a number below 1e30", lambda value: abs(value) < 1e30)]
+
+
+@dataclass(frozen=True, slots=True)
+class Line(Config):
+    """A row as results.jsonl has it."""
+
+    setting: str
+    method: str
+    factor: PositiveNumber
+    seed: Count
+    measure: str
+    values: dict[str, Measured] = field(default_factory=dict)
+    units: dict[str, tuple[str, dict[str, Measured]]] = field(default_factory=dict)
+
+
+def read_rows(path: Path, settings: Collection[str] | None = None) -> list[Row]:
+    """The lines of results.jsonl; the last one of an SAE and evaluation counts, an incomplete last line does not.
+
+    `settings`: those of the design, if each line must be of one of them.
+    """
     found: dict[tuple[Run, str], Row] = {}
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    for number, line in enumerate(lines, start=1):
+    *lines, _ = read_text(path).split("\n") if path.exists() else [""]
+    for number, text in enumerate(lines, start=1):
+        where = f"{path}: line {number}"
         try:
-            plain = json.loads(line)
-            run = Run(*(plain[name] for name in Run._fields))
-            found[run, plain["measure"]] = Row(run, plain["measure"], plain["values"], plain.get("units", {}))
-        except (ValueError, KeyError, TypeError) as error:
-            if number < len(lines):
-                raise UserError(f"{path}: line {number} is no result of a study ({error})") from None
+            line = Line.from_dict(parse_json(text), where)
+        except RecursionError:
+            raise UserError(f"{where}: nested too deeply for a result of a study") from None
+        except ValueError as error:
+            raise UserError(f"{where} is no result of a study ({error})") from None
+        if settings is not None:
+            require(line.setting in settings, f"{where}: setting", line.setting, "must be a setting of the design")
+        run = Run(line.setting, line.method, line.factor, line.seed)
+        found[run, line.measure] = Row(run, line.measure, line.values, line.units)
     return list(found.values())
 
 
@@ -85,7 +110,8 @@ def leading(rows: Sequence[Row], roles: Mapping[str, str], count: int = 3) -> li
             known = chosen.setdefault(row.run.method, row)
             chosen[row.run.method] = min(known, row, key=lambda it: it.values["fvu"])
     first = [row for row in first if row.run.method in chosen and row.run == chosen[row.run.method].run]
-    methods = [name for name in dict.fromkeys(row.run.method for row in first) if roles.get(name) not in NO_LEADERS]
+    every = dict.fromkeys(row.run.method for row in first)
+    methods = [name for name in every if name in roles and roles[name] not in NO_LEADERS]
     ranks: dict[str, list[int]] = {name: [] for name in methods}
     for measure, metric in (*RANKED, ("absorption", "absorption")):
         sign = 1 if METRICS[metric].better == "low" else -1

@@ -24,8 +24,9 @@ from sampled_sae.reporting.claims import (
 )
 from sampled_sae.reporting.figures import INK, MUTED, base_figure, front, labels, span, steps
 from sampled_sae.reporting.study import BASE, GOAL, METRICS, NO_LEADERS, UNEQUAL, Results, judged, leading
+from sampled_sae.reporting.synthetic import buckets, configurations
 from sampled_sae.reporting.tables import markdown
-from sampled_sae.utils.files import write_text
+from sampled_sae.utils.files import read_text, write_text
 from sampled_sae.utils.measures import Cell, Column, Stat, Table, form
 from sampled_sae.utils.paired import Key
 
@@ -141,17 +142,16 @@ def datasets_table(results: Results, setting: str, methods: Sequence[str], metri
     return Table(columns, rows, f"datasets-{setting}-{metric}", note=f"{METRICS[metric].title}: mean over seeds.")
 
 
-def synthetic_table(preset: str, found: Mapping[str, Any]) -> Table:
+def synthetic_table(preset: str, found: dict[str, Any]) -> Table:
     """A row per configuration of a synthetic experiment, mean over seeds."""
     columns = [Column("SAE"), Column("seeds"), Column("FVE, training samples", 4), Column("FVE, fresh samples", 4)]
     columns += [Column("not firing", 2), Column("recovered features")]
     rows: list[list[Cell]] = []
-    for label in dict.fromkeys(sae["label"] for sae in found["saes"]):
-        own = [sae for sae in found["saes"] if sae["label"] == label]
-        means = [statistics.fmean(sae[n] for sae in own) for n in ("fve_train", "fve_heldout_threshold", "dead")]
-        names = own[0]["recovery"]
-        shares = "; ".join(f"{name} {statistics.fmean(sae['recovery'][name] for sae in own):.2f}" for name in names)
-        rows.append([label, len(own), *means, shares])
+    for one in configurations(found):
+        means = [one.mean(name) for name in ("fve_train", "fve_heldout_threshold", "dead")]
+        names = [part["name"] for part in buckets(found)]
+        shares = "; ".join(f"{name} {form(one.mean(('recovery', name)), 2)}" for name in names)
+        rows.append([one.label, len(one.runs), *means, shares])
     return Table(columns, rows, f"synthetic-{preset}", note="Fresh samples: at the inference threshold.")
 
 
@@ -218,9 +218,9 @@ def _cost(results: Results, setting: str) -> str:
     for row in results.rows:
         if row.run.setting == setting and row.measure == "core" and "seconds" in row.values:
             seconds.setdefault(row.run.method, []).append(row.values["seconds"])
-    if BASE not in seconds:
+    base = statistics.median(seconds.get(BASE, [0.0]))
+    if base <= 0:
         return "Not measured yet."
-    base = statistics.median(seconds[BASE])
     ratios = {method: statistics.median(own) / base for method, own in seconds.items() if method != BASE}
     ends = f"; others take {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times as long" if ratios else ""
     return f"{BASE} trains in {base:.1f} s{ends}."
@@ -310,7 +310,7 @@ def fill_page(path: Path, made: Sequence[Table | tuple[str, str]]) -> list[str]:
 
     A block is a table, or a name and Markdown. Empty tables are left out, or emptied where the page has a block.
     """
-    text = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
+    text = read_text(path) if path.exists() else "# Results\n"
     added: list[str] = []
     for one in made:
         name, content = (one.name, markdown(one) if one.rows else NOT_RUN + "\n") if isinstance(one, Table) else one

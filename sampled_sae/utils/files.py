@@ -145,14 +145,23 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; a missing or damaged one is a one-line error. So are names given twice, NaN and infinity."""
+def read_text(path: Path) -> str:
+    """Read a text file; a missing one, or one that is not UTF-8, is a one-line error."""
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); was it damaged?") from None
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; a missing or damaged one is a one-line error. So are names given twice, NaN and infinity."""
+    text = read_text(path)
+    try:
+        return parse_json(text)
     except (ValueError, RecursionError) as error:  # RecursionError: objects nested too deeply
         what = str(error).split(";")[0]
         raise UserError(f"{path}: not valid JSON ({what}); was it cut short?") from None

@@ -130,9 +130,11 @@ def test_another_saes_page_is_not_served(served: Served, tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"holds no page of latents; name a text with --text"):
         read_record(tmp_path, other)
     whole = json.loads((served.page.parent / "browser.json").read_text())
-    for damage in ({"data": "../.."}, {"data": None, "limit": "x"}, {"title": 3}):
+    damaged = {"data = '../..': must be": {"data": "../.."}, "limit = 'x': must be": {"limit": "x"}}
+    damaged |= {"title = 3: must be text": {"title": 3}, rf"{whole['data']}: no such folder": {}}
+    for message, damage in damaged.items():
         (tmp_path / "browser.json").write_text(json.dumps(whole | damage))
-        with pytest.raises(UserError, match="not the record of a page of latents"):
+        with pytest.raises(UserError, match=message):
             read_record(tmp_path, other)
     with pytest.raises(UserError, match=rf"port = {served.port}: cannot be used"):
         server("", tmp_path, None, served.port)  # type: ignore[arg-type]

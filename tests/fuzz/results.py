@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 import sampled_sae as ss
+from sampled_sae.browser.write import Record, html_page, read_record
 from sampled_sae.config import write_file
 from sampled_sae.evals.autointerp.chat import AnswerCache, ChatConfig
 from sampled_sae.evals.results import (
+    fingerprint,
     load_live,
     read_density,
     read_explanations,
@@ -25,12 +27,13 @@ from sampled_sae.evals.results import (
     write_result,
 )
 from sampled_sae.evals.similarity.members import open_members
-from sampled_sae.experiments.stages import Record, Stage
+from sampled_sae.experiments.stages import Record as StageRecord
+from sampled_sae.experiments.stages import Stage
 from sampled_sae.experiments.synthetic import merge
-from sampled_sae.reporting.collect import collect
+from sampled_sae.reporting.collect import BROWSER, collect
 from sampled_sae.reporting.synthetic import load_results, print_results, write_page
 from sampled_sae.reporting.write import write_report
-from tests.fuzz.mutate import binary_damage, lines_damage
+from tests.fuzz.mutate import binary_damage, json_damage, lines_damage
 from tests.fuzz.target import CFG, D_SAE, OWN, WEIGHTS, File, Target, sealed, strict
 from tests.fuzz.training import CONFIGS, NAMES
 from tests.reporting import made_up, made_up_compare, made_up_sweep
@@ -55,6 +58,7 @@ def build(root: Path) -> None:
         save_firing(folder, torch.arange(D_SAE), 1000)
     made_up_sweep.write_sweep(root / "sweep", scores=("l2",), ls=(2,), seeds=(0,))
     _experiments(root)
+    _page(root / "page", root / "sae")
     answers = AnswerCache(ChatConfig(cache=str(root / "answers")))
     for n in range(3):
         answers.keep({"model": "m", "n": n}, f"answer {n}")
@@ -76,11 +80,18 @@ def _experiments(root: Path) -> None:
         other = results if name == "one" else results | {"saes": [made_up.sae("TopK", 1)]}
         (root / "synthetic" / name / "results.json").write_text(json.dumps(other))
         shutil.copy(root / "run" / "log.jsonl", root / "synthetic" / name)
-    record = Record(root, "tiny")
+    record = StageRecord(root, "tiny")
     record.path = root / "reproduce" / "reproduce.json"
     record.path.parent.mkdir()
     record.begin(STAGE)
     record.end(STAGE, 1.0, True)
+
+
+def _page(folder: Path, sae: Path) -> None:
+    record = Record("../sae", fingerprint(sae), "an SAE", "48 latents", "data-0123456789ab", 7.5)
+    (folder / record.data).mkdir(parents=True)
+    write_file(folder / BROWSER, "browser", record.to_dict())
+    (folder / "index.html").write_text(html_page(record.title, record.summary, record.data))
 
 
 def _results(folder: Path) -> Any:
@@ -140,12 +151,18 @@ def _synthetic_page(folder: Path) -> Any:
 
 
 def _record(folder: Path) -> Any:
-    record = Record(folder, "tiny")
+    record = StageRecord(folder, "tiny")
     record.check(STAGE)
     done = record.is_done(STAGE)
     record.begin(STAGE)
     record.end(STAGE, 1.0, True)
     return done
+
+
+def _served(folder: Path) -> Any:
+    """What a server knows of a page, and what a report links."""
+    record = read_record(folder, folder.parent / "sae")
+    return record, html_page(record.title, record.summary, record.data, served=True), collect([folder]).browsers
 
 
 def _answers(folder: Path) -> Any:
@@ -181,5 +198,6 @@ def targets() -> list[Target]:
         Target("synthetic", "synthetic/one", strict("results.json"), _synthetic, 1),
         Target("merge", "synthetic", merged, _synthetic_page, 0.15, copies=True),
         Target("record of stages", "reproduce", strict("reproduce.json"), _record, 1, True),
+        Target("page of latents", "page", (File(BROWSER, json_damage),), _served),
         Target("answers", "answers", (File("answers.jsonl", lines_damage, "lenient"),), _answers),
     ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fuzz import data, formats, results, sweeps, training
+from tests.fuzz import data, formats, results, study, sweeps, training
 from tests.fuzz.target import File, Target
 
-AREAS = (training, results, data, sweeps)
+AREAS = (training, results, data, sweeps, study)
 
 
 def build(root: Path) -> None:

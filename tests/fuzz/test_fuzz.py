@@ -71,6 +71,17 @@ CASES = [
     ("synthetic", "results.json", "type", field("data", "buckets", 0, "name", value={"a": None})),
     ("synthetic", "results.json", "type", field("data", "buckets", 1, value=True)),
     ("synthetic", "results.json", "type", field("data", "buckets", value=[0, 1])),
+    ("design of a study", "design.json", "field", field("methods", value={"batchtopk": {"spec": "batchtopk"}})),
+    ("design of a study", "design.json", "value", field("tokens", value=-1)),
+    ("lines of a study", "results.jsonl", "syntax", lambda text: text + b"[" * 9999 + b"\n"),
+    ("lines of a study", "results.jsonl", "syntax", lambda text: b"\xff" + text),
+    ("lines of a study", "results.jsonl", "type", lambda text: text.replace(b'"seed":0', b'"seed":[]')),
+    ("tables of a study", "results.jsonl", "value", lambda text: text.replace(b'"first"', b'"other"')),
+    ("tables of a study", "results.jsonl", "value", lambda text: text.replace(b'"seconds":2.0', b'"seconds":0')),
+    ("tables of a study", "design.json", "value", field("claims", 0, "metric", value="")),
+    ("tables of a study", "synthetic/finite.json", "type", field("saes", 0, "recovery", value=None)),
+    ("latents of a study", "first-good-x1-s0.safetensors", "bytes", lambda content: content[:100]),
+    ("page of latents", "browser.json", "type", field("limit", value="x")),
 ]
 
 

@@ -1,6 +1,7 @@
 """Tables, claims and figures of a study, on made-up results."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -39,10 +40,10 @@ def rows(setting="first", scale=1.0):
             units = {}
             for j, (unit, source) in enumerate(UNITS.items()):
                 value = 0.7 + scale * (PROBING[method] - 0.7) + 0.02 * j + ((seed + i * j) % 3) / 1000
-                units[unit] = [source, {"probing_1": value, "probing_5": value + 0.05}]
+                units[unit] = (source, {"probing_1": value, "probing_5": value + 0.05})
             mean = sum(values["probing_1"] for _, values in units.values()) / len(units)
             found.append(Row(run, "probing", {"probing_1": mean, "probing_5": mean + 0.05}, units))
-            letters = {x: ["", {"absorption": 0.1 + fvu + k / 100, "absorption_f1": 0.4}] for k, x in enumerate("stu")}
+            letters = {x: ("", {"absorption": 0.1 + fvu + k / 100, "absorption_f1": 0.4}) for k, x in enumerate("stu")}
             found.append(Row(run, "absorption", {"absorption": 0.11 + fvu}, letters))
     return found
 
@@ -81,8 +82,8 @@ def test_claims(results):
     assert decided(results, claim("same", "not worse")) == "supported"
     assert decided(results, claim("same", "better")) == "undecided"
     assert decided(results, claim("absent", "better")) == "not measured"
-    assert decided(results, claim("good", "better", "probing_1")._replace(ratio=1.05)) == "supported"
-    assert decided(results, claim("good", "better", "probing_1")._replace(ratio=2)) == "undecided"
+    assert decided(results, replace(claim("good", "better", "probing_1"), ratio=1.05)) == "supported"
+    assert decided(results, replace(claim("good", "better", "probing_1"), ratio=2)) == "undecided"
     turned = Results([*rows(), *rows("second", -1)], {"first": "m", "second": "m"})
     assert decided(turned, claim("good", "better")) == decided(turned, claim("bad", "better")) == "mixed"
     table = claims_table(results, [claim("good", "better"), claim("absent", "worse")])
@@ -131,7 +132,7 @@ def test_hypotheses_combine_their_claims(results):
     assert combined(["supported", "refuted"]) == "mixed" and combined(["refuted", "refuted"]) == "refuted"
     assert combined(["supported", "undecided"]) == "undecided" and combined(["not measured"]) == "not measured"
     assert combined(["refuted", "not measured"]) == "refuted"
-    claims = [claim("good", "better"), claim("bad", "better"), claim("same", "not worse")._replace(name="H2")]
+    claims = [claim("good", "better"), claim("bad", "better"), replace(claim("same", "not worse"), name="H2")]
     assert hypotheses(results, claims, {}) == {"H1": "mixed", "H2": "supported"}
 
 
