@@ -90,7 +90,7 @@ def test_the_whole_study_continues_where_it_stopped(design, tmp_path, capsys):
     }
     assert run_study(declared, material(), out, device="cpu")
     said = capsys.readouterr().err
-    assert "harvest layer 1" in said and "train tiny batchtopk-x" in said and "core of 3 SAEs: about" in said
+    assert "harvest layer 1" in said and "train tiny batchtopk-x" in said and "core, 3 SAEs: about" in said
     rows = read_rows(path)
     by_seed = {run.seed: run for run in runs_of(declared, declared.stages[1], rows) if run.method == "l2-l3"}
     best = min((r for r in rows if r.run.method == "l2-l6" and r.measure == "rate"), key=lambda r: r.values["fvu"])
