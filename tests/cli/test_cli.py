@@ -1,5 +1,6 @@
-"""The command line as a person meets it: a process, its output and its exit code."""
+"""The command line as a person meets it: its output and its exit code."""
 
+import io
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 
 import numpy as np
 import pytest
@@ -15,17 +17,31 @@ from safetensors.torch import save_file
 
 import sampled_sae as ss
 from sampled_sae import cli
-from sampled_sae.cli import synthetic
+from sampled_sae.cli import experiments
+from sampled_sae.training.run import Run
 
 
-def run(*words, **options):
+def run(*words):
+    """A command in this process: starting one of its own takes longer than most commands."""
+    out, error = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(error), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "120")
+        try:
+            cli.main([str(word) for word in words])
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+    return subprocess.CompletedProcess(words, code or 0, out.getvalue(), error.getvalue())
+
+
+def process(*words):
+    """The same in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "sampled_sae", *map(str, words)],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
         timeout=120,
-        **options,
     )
 
 
@@ -45,7 +61,7 @@ def refused(done, line: str, code: int = 2) -> None:
 
 
 def test_train_a_sweep_and_load_it(acts, tmp_path):
-    done = run(
+    done = process(
         *("train", acts, "--out", tmp_path / "run", *SMALL),
         *("--methods", "batchtopk", "sampled:score=l2/entropy,l=2/4", "released:score=l2/entropy", "--seeds", 0, 1),
     )
@@ -82,7 +98,7 @@ def test_a_users_own_score(acts, tmp_path):
         "from sampled_sae import register_score\n@register_score('biggest')\ndef biggest(Z): return Z.amax(dim=-2)\n"
     )
     words = ("train", acts, *SMALL, "--methods", "sampled:score=biggest")
-    done = run(*words, "--out", tmp_path / "run", "--load-scores", script)
+    done = process(*words, "--out", tmp_path / "run", "--load-scores", script)
     assert done.stdout.strip().endswith("biggest-l5-s0"), done.stderr
     refused(run(*words, "--out", tmp_path / "other"), "score = 'biggest': unknown")
     script.write_text("def broken(:\n")
@@ -171,13 +187,12 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(acts, tmp_path):
     assert run(*words, "--resume").returncode == 0
 
 
-def test_resume_refuses_another_configuration_and_damaged_checkpoints(acts, tmp_path):
+def test_resume_refuses_another_configuration_and_damaged_checkpoints(acts, tmp_path, monkeypatch):
     out = tmp_path / "run"
     words = ["train", acts, "--out", out, *SMALL, "--checkpoint-every", 5]
-    stop = "import sampled_sae.training.trainer as t, sys\nt.Run.finish = lambda *a: sys.exit(9)\n"
-    code = stop + "from sampled_sae.cli import main\nmain(sys.argv[1:])\n"
-    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 9
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "finish", lambda *_: sys.exit(9))
+        assert run(*words).returncode == 9
     refused(run(*words, "--resume", "--lr", 0.5), "optimizer.lr was 0.06 and is now 0.5")
     for path in (out / "checkpoints").glob("*/0.safetensors"):
         path.write_bytes(path.read_bytes()[:100])
@@ -191,7 +206,7 @@ def test_warnings_are_one_line(monkeypatch, capsys):
 
 
 def test_help_tells_what_there_is():
-    done = run("--help")
+    done = process("--help")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) <= 40 and max(map(len, done.stdout.splitlines())) <= 80  # one screen
     assert run().stdout == done.stdout
@@ -252,7 +267,7 @@ def test_another_broken_pipe_stays_an_error(monkeypatch, tmp_path):
     def broken(self):
         raise BrokenPipeError("of a worker")
 
-    monkeypatch.setattr(synthetic.Merge, "run", broken)
+    monkeypatch.setattr(experiments.Merge, "run", broken)
     with pytest.raises(BrokenPipeError, match="of a worker"):
         cli.main(["merge", "x", "--out", str(tmp_path)])
 
