@@ -2,9 +2,11 @@ import pytest
 import torch
 
 from sampled_sae.kernels import masked
-from sampled_sae.kernels.auxk import list_latents, slots
+from sampled_sae.kernels.auxk import LatentRows, list_latents, slots
+from sampled_sae.kernels.gradients import put_rows_
 from sampled_sae.kernels.masked import keep_largest_of_rows_
 from sampled_sae.kernels.path import FastPath
+from sampled_sae.kernels.sparse import Rows
 from sampled_sae.method import presets
 from sampled_sae.method.config import AuxKConfig
 from sampled_sae.method.parameters import Parameters
@@ -21,7 +23,7 @@ def reference_cut(z: torch.Tensor, keep: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("limit", [2**14, 0])
-@pytest.mark.parametrize(("width", "keep"), [(40, 7), (300, 64), (300, 300), (64, 1)])
+@pytest.mark.parametrize(("width", "keep"), [(40, 7), (300, 64), (300, 300), (64, 1), (41, 7)])
 def test_the_largest_of_each_row_stay(width, keep, limit, monkeypatch):
     monkeypatch.setattr(masked, "WHOLE_ROWS", limit)  # 0: rows that are too wide for the registers
     generator = torch.Generator().manual_seed(width)
@@ -75,6 +77,34 @@ def test_auxk_adds_what_the_plain_path_adds(share):
         Parameters._fields, outcome.gradients.full(), without.gradients.full(), added, strict=True
     ):
         assert distance(a - b, wanted) < 0.03, name
+
+
+@pytest.mark.parametrize("first", [-1, 2])
+def test_rows_are_put_where_they_belong(first):
+    m, d, stride, n = 20, 37, 48, 7
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(DEVICE)
+
+    latents = torch.tensor([1, 4, 5, 11, 19, m, m], device=DEVICE)
+    W_dec = torch.nn.functional.normalize(random(m, d))
+    found = LatentRows(random(n, stride), random(n, stride), random(3, n), random(n, stride).bfloat16())
+    into = Rows(
+        random(m, d), random(m, d), torch.full((m,), -1, dtype=torch.int32, device=DEVICE), random(m), random(1)
+    )
+    before = Rows(*(part.clone() for part in into))
+    through, energy = put_rows_(found, W_dec, latents, into, first)
+    there = latents[:5]
+    to = there if first < 0 else first + torch.arange(5, device=DEVICE)
+    enc, dec, bias = found.W_enc[:5, :d], found.W_dec[:5, :d], found.b_enc.sum(0)[:5]
+    across = dec - (dec * W_dec[there]).sum(1, keepdim=True) * W_dec[there]
+    assert torch.equal(into.W_enc, before.W_enc.index_copy(0, to, enc))
+    assert torch.equal(into.W_dec, before.W_dec.index_copy(0, to, dec))
+    assert torch.equal(into.slot, before.slot.index_copy(0, there, to.int()))
+    torch.testing.assert_close(into.b_enc, before.b_enc.index_copy(0, there, bias))
+    torch.testing.assert_close(through, bias @ found.encoders[:5, :d].float())
+    torch.testing.assert_close(energy, enc.square().sum() + across.square().sum() + bias.square().sum())
 
 
 def test_room_without_dead_latents_changes_nothing():
