@@ -5,14 +5,12 @@ Each function imports its parts on its first call, so that importing the package
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -22,7 +20,7 @@ import torch
 from sampled_sae.formats.hub import local
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.third_party import install
+from sampled_sae.utils.third_party import require_package
 
 if TYPE_CHECKING:
     from sampled_sae.browser.collect import BrowseConfig
@@ -41,9 +39,8 @@ if TYPE_CHECKING:
 
 Device = str | torch.device
 PathLike = str | Path
-SAEs = (
-    SAE | PathLike | Sequence[SAE | PathLike]
-)  # SAEs in memory, or paths of saved ones or of runs; hf:REPO is one on the hub
+SAEs = SAE | PathLike | Sequence[SAE | PathLike]
+"""SAEs in memory, or paths of saved ones or of runs; hf:REPO is one on the hub."""
 
 
 def load_model(
@@ -81,8 +78,7 @@ def activations(
 
     if settings.get("high_norm_factor") == math.inf:
         settings["high_norm_factor"] = None
-    place: dict[str, Any] = {"device": device, "dtype": dtype, "progress": progress}
-    return model_activations(model, text, layer, hook=hook, **place, **settings)
+    return model_activations(model, text, layer, hook=hook, device=device, dtype=dtype, progress=progress, **settings)
 
 
 @overload
@@ -125,20 +121,16 @@ def train(
     from sampled_sae.data.source import open_source
     from sampled_sae.method.config import SAEConfig
     from sampled_sae.method.presets import label
-    from sampled_sae.training.settings import TrainConfig
-    from sampled_sae.training.trainer import run_training, steps_of
+    from sampled_sae.training.trainer import run_training, train_config
 
-    known = [item.name for item in fields(TrainConfig) if item.name != "steps"]
-    if unknown := [name for name in settings if name not in known]:
-        raise UserError(f"{unknown[0]}: is no setting of training; must be one of {', '.join(known)}")
-    batch_size = settings.pop("batch_size", 4096)
+    shared = train_config(steps, tokens, settings)
     listed = [configs] if isinstance(configs, SAEConfig) else configs
     for name in dict.fromkeys(label(config) for config in listed if config.holds_all) if progress else ():
         print(f"{name}: its pool holds all latents, so it is BatchTopK", file=sys.stderr)
     found = run_training(
         open_source(activations, key=key, heldout=heldout),
         configs,
-        TrainConfig(steps_of(steps, tokens, batch_size), batch_size, **settings),
+        shared,
         out=None if out is None else Path(out),
         resume=resume,
         device=device,
@@ -406,9 +398,3 @@ def _on_disk(saes: SAEs) -> Iterator[list[Path]]:
                 folders.append(item.save(Path(place) / f"{number:03d}" / (name or f"sae-{number}")))
                 item.folder = own  # the temporary one disappears
         yield folders
-
-
-def require_package(name: str, extra: str) -> None:
-    """Refuse to start without a package that is needed at the end."""
-    if importlib.util.find_spec(name) is None:
-        raise UserError(f"{name} is missing; {install(extra)}")

@@ -1,7 +1,7 @@
 """Dictionaries of unit rows that overlap as little as possible: the true features of synthetic data.
 
-The overlap of a set of rows is its coherence: the largest |cosine| between two different rows. No set of k
-rows in d dimensions can go below `welch_bound(d, k)`.
+The overlap of a set of rows is its coherence: the largest |cosine| between two different rows. No set of k > d
+rows in d dimensions can go below the Welch bound, sqrt((k - d) / (d (k - 1))).
 
 Three ways to build the rows; `low_coherence` picks one:
 - at most d rows: an orthonormal set, coherence 0;
@@ -58,12 +58,6 @@ def coherence(rows: Tensor) -> float:
         gram.fill_diagonal_(0)
         largest = max(largest, gram.max().item())
     return largest
-
-
-def welch_bound(d: int, k: int) -> float:
-    """The coherence that no set of k unit rows in d dimensions can go below."""
-    _check_sizes(d, k)
-    return math.sqrt((k - d) / (d * (k - 1))) if k > d else 0.0
 
 
 def max_bases(d: int) -> int:

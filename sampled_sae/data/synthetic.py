@@ -23,7 +23,6 @@ from sampled_sae.data.frames import coherence, low_coherence
 from sampled_sae.data.stream import Endless
 
 BUCKETS = ("LF+HA", "HF+HA", "LF+LA", "HF+LA")
-PAPER_COUNTS = (265, 237, 288, 234)  # features in each bucket, from the paper's table
 Split = Literal["train", "heldout"]
 _CHUNK = 1024  # samples made at one time for the fixed data set
 _STREAMS = {"train": 0, "heldout": 1, "fixed": 2, "buckets": 3}

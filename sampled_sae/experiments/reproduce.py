@@ -20,6 +20,7 @@ from sampled_sae.training.checkpoint import KEEP
 from sampled_sae.utils.cost import SPEEDS, Cost, Workload, peak, product_speed
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.system import usable_device
+from sampled_sae.utils.third_party import require_package
 
 NEEDED = {
     "synthetic": {"scipy": "experiments", "plotly": "experiments"},
@@ -191,7 +192,7 @@ def check_packages(scale: Scale, names: Collection[str]) -> None:
 
     for name in names:
         for package, extra in NEEDED.get(name, {}).items():
-            api.require_package(package, extra)
+            require_package(package, extra)
     carried = [MODELS.get(scale.model)] * ("train" in names)
     carried += [EMBEDDERS.get(scale.autointerp.embedder or "")] * ("autointerp" in names)
     for package in filter(None, carried):

@@ -24,6 +24,7 @@ from sampled_sae.utils import progress as bars
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, write_text
 from sampled_sae.utils.system import git_commit, usable_device, versions
+from sampled_sae.utils.third_party import require_package
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +278,7 @@ def open_data(config: SyntheticConfig | SynthSAEBenchConfig, device: torch.devic
 def require_packages() -> None:
     """Refuse to start without a package that is needed at the end."""
     for name in ("scipy", "plotly"):
-        api.require_package(name, "experiments")
+        require_package(name, "experiments")
 
 
 def show(results: dict[str, Any], out: Path) -> None:

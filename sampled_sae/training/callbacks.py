@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -22,7 +21,7 @@ from sampled_sae.training.settings import CHECKPOINT_SECONDS, CHECKPOINT_STEPS
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import parse_json, write_text, writing
 from sampled_sae.utils.progress import Progress, show
-from sampled_sae.utils.third_party import install
+from sampled_sae.utils.third_party import package, require_package
 
 
 class Log(Callback):
@@ -57,10 +56,9 @@ class TensorBoard(Log):
     """Event files in `out/tensorboard`, one run per SAE."""
 
     def __init__(self, out: Path):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError("log_to = 'tensorboard': not installed; " + install("tensorboard")) from None
+        require_package("tensorboard", "tensorboard", "log_to = 'tensorboard'")
+        from torch.utils.tensorboard import SummaryWriter
+
         self.make, self.folder = SummaryWriter, out / "tensorboard"
         self.writers: dict[str, Any] = {}
 
@@ -83,10 +81,7 @@ class Wandb(Log):
     """One wandb run; each SAE's numbers under its name."""
 
     def __init__(self, out: Path):
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("log_to = 'wandb': not installed; " + install("wandb")) from None
+        wandb = package("wandb", "log_to = 'wandb'", "wandb")
         try:
             self.run = wandb.init(project="sampled-sae", name=out.name, dir=str(out))
         except wandb.Error as error:
@@ -105,8 +100,7 @@ class Wandb(Log):
 
 def check_wandb() -> None:
     """Raise an error if wandb is not installed, or plainly has no key to log in with."""
-    if importlib.util.find_spec("wandb") is None:
-        raise UserError("log_to = 'wandb': not installed; " + install("wandb"))
+    require_package("wandb", "wandb", "log_to = 'wandb'")
     logins = [Path(os.environ.get("NETRC", "~/.netrc")), Path("~/_netrc"), Path("~/.config/wandb/settings")]
     known = {"WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"} & os.environ.keys()
     if not known and not sys.stdin.isatty() and not any(path.expanduser().exists() for path in logins):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sampled_sae.config import require, write_file
+from sampled_sae.config import hints, require, write_file
 from sampled_sae.data.source import Source, open_source
 from sampled_sae.data.stream import ActivationSource, ActivationStream, Endless, IterableStream, Rows
 from sampled_sae.method.config import SAEConfig
@@ -268,6 +268,14 @@ def steps_of(steps: int | None, tokens: int | None, batch_size: int) -> int:
     if tokens is not None and not tokens >= batch_size:
         raise UserError(f"tokens = {tokens}: must be at least batch_size = {batch_size}")
     return steps if steps is not None else int(tokens or 0) // batch_size
+
+
+def train_config(steps: int | None, tokens: int | None, settings: Mapping[str, Any]) -> TrainConfig:
+    """The settings of a training of so many steps or tokens; a name that is no setting is an error."""
+    known = [name for name in hints(TrainConfig) if name != "steps"]
+    if unknown := [name for name in settings if name not in known]:
+        raise UserError(f"{unknown[0]}: is no setting of training; must be one of {', '.join(known)}")
+    return TrainConfig(steps_of(steps, tokens, settings.get("batch_size", TrainConfig(1).batch_size)), **settings)
 
 
 def check_start(configs: Sequence[SAEConfig], shared: TrainConfig, out: Path, resume: bool) -> None:

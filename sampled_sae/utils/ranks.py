@@ -192,11 +192,6 @@ class Ranks:
         """Number of parts of the latents."""
         return self.latents.size
 
-    @property
-    def latent_group(self) -> ProcessGroup | None:
-        """The process group of `latents`; None if one rank has all of them."""
-        return self.latents.process_group
-
     def divided(self, groups: int, shards: int) -> Ranks:
         """The same ranks as `groups` groups of SAEs with their latents in `shards` parts; all ranks call this."""
         if self.world == 1 or shards == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import itertools
 import json
 import shlex
@@ -27,8 +28,17 @@ def package(name: str, setting: str = "", extra: str = "lm") -> Any:
         missing = name.split(".")[0]
         if error.name is not None and error.name.split(".")[0] != missing:
             raise  # another package, which this one needs
-        before = f"{setting}: " if setting else ""
-        raise UserError(f"{before}{missing} is missing; {install(extra)}") from None
+        raise _missing(missing, extra, setting) from None
+
+
+def require_package(name: str, extra: str, setting: str = "") -> None:
+    """Refuse to start without a package that is needed later; it is not imported yet."""
+    if importlib.util.find_spec(name) is None:
+        raise _missing(name.replace("_", "-"), extra, setting)
+
+
+def _missing(name: str, extra: str, setting: str) -> UserError:
+    return UserError(f"{setting}: {name} is missing; {install(extra)}".removeprefix(": "))
 
 
 def install(extra: str) -> str:

@@ -19,11 +19,15 @@ from sampled_sae.data.frames import (
     low_coherence,
     max_bases,
     unbiased_bases,
-    welch_bound,
 )
 from sampled_sae.utils.errors import UserError
 
 ROUNDING = 2e-6
+
+
+def welch_bound(d: int, k: int) -> float:
+    """The coherence that no set of k unit rows in d dimensions can go below."""
+    return math.sqrt((k - d) / (d * (k - 1))) if k > d else 0.0
 
 
 def rank_gf2(matrix: Tensor) -> int:
