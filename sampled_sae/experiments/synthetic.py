@@ -49,16 +49,10 @@ def cell(group: str, config: SAEConfig, l: float | None = None) -> Cell:
 
 def grid(experiment: Experiment) -> list[Cell]:
     """BatchTopK, TopK, the scores at several l, released and annealed pools; more if `extended`."""
-    init = presets.PAPER_INIT
-    cells = [
-        replace(cell, config=replace(cell.config, optimizer=experiment.optimizer, init=init, auxk=experiment.auxk))
-        for cell in family(experiment)
-    ]
+    trained: dict[str, Any] = {"optimizer": experiment.optimizer, "init": presets.PAPER_INIT, "auxk": experiment.auxk}
+    untrained = family(experiment) + (scored_released(experiment) if experiment.extended else [])
+    cells = [replace(cell, config=replace(cell.config, **trained)) for cell in untrained]
     if experiment.extended:
-        cells += [
-            replace(cell, config=replace(cell.config, optimizer=experiment.optimizer, init=init, auxk=experiment.auxk))
-            for cell in scored_released(experiment)
-        ]
         cells += improved({cell.label: cell for cell in cells})
     if experiment.only is None:
         return cells

@@ -17,8 +17,7 @@ from sampled_sae.reporting import figures, panels
 from sampled_sae.reporting.collect import TRAINING, Found, Saved, kinds
 from sampled_sae.reporting.comparison import compare_part
 from sampled_sae.reporting.figures import PAIRS, REFERENCE, Styles, about, marker, plain, styles, value_text
-from sampled_sae.reporting.findings import Finding, finding, in_words
-from sampled_sae.reporting.pages import Figure, Mark, bold, render, several, training
+from sampled_sae.reporting.pages import Figure, Finding, Mark, bold, finding, in_words, render, several, training
 from sampled_sae.reporting.palette import MUTED, PALE
 from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, group_title, key_of
 from sampled_sae.reporting.tables import Missing

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from sampled_sae.evals.similarity.members import distinct_labels, flat
 from sampled_sae.hooks import Where, hook_title, saved_hook
 from sampled_sae.method import presets
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.reporting.collect import Found, Kind, Log, Saved, kinds, part
+from sampled_sae.reporting.palette import GROUPS
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import Better, Column, Metric, Stat, Table, find, listed, number, shown
 from sampled_sae.utils.paired import leaders
@@ -71,8 +72,6 @@ def table_of(rows: Sequence[Configuration], columns: Mapping[Key, Column], name:
 
 BASE = "batchtopk"  # the group that others are measured against
 OTHER = "other"  # the group of SAEs whose settings are not known
-GROUPS = (BASE, "topk", "matryoshka", "jumprelu", "l2", "squared_l2", "entropy", "uniform", "released", "annealed")
-"""The order of rows."""
 ORIGIN = ("text", "context_size", "prepend_bos", "skip_first")
 TRAINING = ("steps", "batch_size", "input_norm")
 FREE = ("seed", "name")
@@ -174,28 +173,24 @@ def _sweep(model: Any, layer: Any, members: list[Saved]) -> Sweep:
 
 def _rows(members: list[Saved]) -> tuple[list[Configuration], list[str]]:
     groups: dict[str, list[Saved]] = {}
-    flat = {sae.folder: _settings(sae) for sae in members}
+    settings = {sae.folder: _settings(sae) for sae in members}
     for sae in members:
-        settings = flat[sae.folder]
-        key = str(sae.folder) if sae.config is None else repr(sorted(settings.items(), key=lambda item: item[0]))
+        sorted_ = sorted(settings[sae.folder].items(), key=lambda item: item[0])
+        key = str(sae.folder) if sae.config is None else repr(sorted_)
         groups.setdefault(key, []).append(sae)
     kinds = [_kind(group[0]) for group in groups.values()]
+    own = [settings[group[0].folder] for group in groups.values()]
+    labels = distinct_labels([label for _, label, _ in kinds], own)
     rows, notes = [], []
-    for (family, label, l), group in zip(kinds, groups.values(), strict=True):
-        own = flat[group[0].folder]
-        same = [flat[other[0].folder] for kind, other in zip(kinds, groups.values(), strict=True) if kind[1] == label]
-        words = [_brief(name, own[name]) for name in own if any(other.get(name) != own[name] for other in same)]
-        rows.append(Configuration(" ".join([label, *words]), family, l, tuple(_run(sae) for sae in group)))
+    for label, (family, _, l), group in zip(labels, kinds, groups.values(), strict=True):
+        rows.append(Configuration(label, family, l, tuple(_run(sae) for sae in group)))
         notes += _twins(group)
-    for i, row in enumerate(rows):
-        if before := [other.label for other in rows[:i]].count(row.label):
-            rows[i] = replace(row, label=f"{row.label} ({before + 1})")
     return sorted(rows, key=_order), notes
 
 
 def _order(row: Configuration) -> tuple[Any, ...]:
     """BatchTopK first, then the known groups, l from small to large."""
-    return GROUPS.index(row.group) if row.group in GROUPS else len(GROUPS), row.group, row.l or 0.0, row.label
+    return [*GROUPS, row.group].index(row.group), row.group, row.l or 0.0, row.label
 
 
 def _settings(sae: Saved) -> dict[str, Any]:
@@ -203,15 +198,7 @@ def _settings(sae: Saved) -> dict[str, Any]:
     config = {name: value for name, value in (sae.config or {}).items() if name not in FREE}
     training = part(sae.metadata, "training") or (part(sae.run.record, "config", "train") if sae.run else {})
     origin = {name: sae.metadata.get(name) for name in ORIGIN} if sae.finished else {}
-    return dict(_flat(config)) | origin | {name: training.get(name) for name in TRAINING}
-
-
-def _flat(plain: dict[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in plain.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield before + name, value
+    return flat(config) | origin | {name: training.get(name) for name in TRAINING}
 
 
 def _kind(sae: Saved) -> tuple[str, str, float | None]:
@@ -278,12 +265,6 @@ def _density_of(sae: Saved) -> dict[str, Any]:
     return next(filter(None, (part(content, "result", "density") for content in sae.results.values())), {})
 
 
-def _brief(name: str, value: Any) -> str:
-    """A setting in a label: without its group, and without the folder of a path."""
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return shown(f"{name.rsplit('.', 1)[-1]}={Path(text).name or text}")
-
-
 def _twins(group: Sequence[Saved]) -> list[str]:
     """SAEs that differ in nothing, not even in their seeds: their mean is not one over seeds."""
     same: dict[str, list[str]] = {}
@@ -303,12 +284,12 @@ def _differing_settings(members: Sequence[Saved]) -> list[str]:
     notes = []
     for kind in kinds():
         asked = [content.get("asked") for sae in members if (content := sae.results.get(kind.name))]
-        flat = [dict(_flat(one)) for one in asked if isinstance(one, dict)]
-        fields = dict.fromkeys(key for one in flat for key in one)
+        known = [flat(one) for one in asked if isinstance(one, dict)]
+        fields = dict.fromkeys(key for one in known for key in one)
         differing = [
             f"{key} = {listed(values)}"
             for key in fields
-            if len(values := list(dict.fromkeys(shown(one.get(key)) for one in flat))) > 1
+            if len(values := list(dict.fromkeys(shown(one.get(key)) for one in known))) > 1
         ]
         if differing:
             notes.append(

@@ -11,8 +11,7 @@ from sampled_sae.config import read_file
 from sampled_sae.reporting import figures
 from sampled_sae.reporting.collect import read_log
 from sampled_sae.reporting.figures import Styles, base_figure, described, error_bars, heatmap, plain, styles, wrapped
-from sampled_sae.reporting.findings import finding, in_words
-from sampled_sae.reporting.pages import Figure, Mark, bold, render, several, training
+from sampled_sae.reporting.pages import Figure, Mark, bold, finding, in_words, render, several, training
 from sampled_sae.reporting.palette import GRID, INK, MUTED, PAPER
 from sampled_sae.reporting.sweep import Configuration, Key, field, group_title, table_of
 from sampled_sae.reporting.terminal import console_of, drawn, safe

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -21,6 +21,7 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import spec
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.measures import shown
 
 ORIGIN = ("model_name", "hook_name", "layer", "text", "context_size", "prepend_bos", "skip_first")
 """Metadata about the activations, equal for the seeds of one configuration."""
@@ -134,16 +135,16 @@ def _described(config: SAEConfig | None, metadata: dict[str, Any]) -> dict[str, 
     plain.pop("name")
     training = metadata.get("training") or {}
     origin = {name: metadata.get(name) for name in ORIGIN} | {name: training.get(name) for name in TRAINING}
-    facts = {"configuration": _flat(plain) | origin, "kind": spec(config)}
+    facts = {"configuration": flat(plain) | origin, "kind": spec(config)}
     return facts | {"seed": seed, "data_seed": training.get("seed")}
 
 
-def _flat(plain: dict[str, Any], before: str = "") -> dict[str, Any]:
+def flat(plain: dict[str, Any], before: str = "") -> dict[str, Any]:
     """Nested settings under dotted names."""
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value in plain.items():
-        flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
-    return flat
+        found |= flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
+    return found
 
 
 class Group(NamedTuple):
@@ -203,24 +204,26 @@ def group(members: Sequence[Member]) -> list[Group]:
     for member in members:
         key = json.dumps(member.configuration, sort_keys=True, default=str)
         found.setdefault(key if member.configuration else f"alone: {member.name}", []).append(member)
-    return [Group(label, each) for label, each in zip(_labels(list(found.values())), found.values(), strict=True)]
+    first = [each[0] for each in found.values()]
+    labels = distinct_labels([member.kind or member.name for member in first], [one.configuration for one in first])
+    return [Group(label, each) for label, each in zip(labels, found.values(), strict=True)]
 
 
-def _labels(groups: list[list[Member]]) -> list[str]:
-    """Names of the configurations; where two are the same, with the settings that differ."""
-    kinds = [members[0].kind or members[0].name for members in groups]
-    labels = []
-    for kind, members in zip(kinds, groups, strict=True):
-        same = [other[0].configuration for name, other in zip(kinds, groups, strict=True) if name == kind]
-        own = members[0].configuration
+def distinct_labels(labels: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Labels of configurations; where two are the same, with the settings (flat) that differ, or else a number."""
+    found = []
+    for label, own in zip(labels, settings, strict=True):
+        same = [other for name, other in zip(labels, settings, strict=True) if name == label]
         differing = [name for name in own if any(other.get(name) != own[name] for other in same)]
-        labels.append(" ".join([kind, *(f"{name.rsplit('.', 1)[-1]}={_short(own[name])}" for name in differing)]))
-    numbers = [labels[: number + 1].count(text) for number, text in enumerate(labels)]
-    return [text if number == 1 else f"{text} ({number})" for text, number in zip(labels, numbers, strict=True)]
+        found.append(" ".join([label, *(_brief(name, own[name]) for name in differing)]))
+    numbers = [found[: number + 1].count(text) for number, text in enumerate(found)]
+    return [text if number == 1 else f"{text} ({number})" for text, number in zip(found, numbers, strict=True)]
 
 
-def _short(value: Any) -> str:
-    return (f"{value:g}" if isinstance(value, float) else str(value)).rsplit("/", 1)[-1]
+def _brief(name: str, value: Any) -> str:
+    """A setting in a label: without its group, and without the folder of a path."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return shown(f"{name.rsplit('.', 1)[-1]}={Path(text).name or text}")
 
 
 def _reference(groups: list[Group], asked: str | None) -> str | None:
