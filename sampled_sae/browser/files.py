@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from sampled_sae.browser.collect import Browsed, Other
 from sampled_sae.browser.latents import NONE, inside_contexts
-from sampled_sae.browser.words import words_of
-from sampled_sae.evals import all_metrics
+from sampled_sae.evals import get_evaluation
 from sampled_sae.evals.reading import Firings
 from sampled_sae.evals.results import Density, Explanation, UniqueLatent
+from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import shown
 
 # The page's function that takes what a file holds: fetch() may not read files, but scripts may be loaded.
@@ -278,7 +279,7 @@ def _other_tokens(other: Other, near: Tensor, used: Tensor) -> dict[str, Tensor]
     }
 
 
-MEANINGS = {metric.brief: metric.meaning for metric in all_metrics() if metric.evaluation == "autointerp"}
+MEANINGS = {metric.brief: metric.meaning for metric in get_evaluation("autointerp").metrics}
 """What the scores of explanations mean, by their names on the page."""
 SHUFFLED = "balanced, shuffled"
 
@@ -291,3 +292,67 @@ def _scores(meaning: Explanation) -> dict[str, float]:
 
 def _plain(item: UniqueLatent) -> dict[str, Any]:
     return item._asdict() | {"against": shown(item.against), "match_text": shown(item.match_text)}
+
+
+# ---- tokens as text ------------------------------------------------------------------------------------
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a token of one byte
+
+
+class Words(NamedTuple):
+    """Some tokens as text."""
+
+    text: list[str]  # one line in one direction each; leading spaces are kept, line ends are ↵
+    bytes: dict[int, list[int]]
+    """The bytes of those that hold part of a character, by their number in the list: several together may be one."""
+
+
+def words_of(tokens: Iterable[int], tokenizer: Any) -> Words:
+    """The text of token ids, in their order."""
+    if tokenizer is None:
+        raise UserError("model: it comes without a tokenizer; tokens cannot be shown as text")
+    ids = list(tokens)
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    texts, parts = [], {}
+    for number, (token, piece) in enumerate(zip(ids, pieces, strict=True)):
+        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        if REPLACEMENT in text and (content := _bytes(piece)) is not None and not _is_text(content):
+            parts[number] = list(content)
+            text = "".join(f"\\x{byte:02x}" for byte in content)
+        # Some tokenizers drop the space of a token that stands alone.
+        elif isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" "):
+            text = f" {text}"
+        texts.append(shown(text.replace("\r\n", "\n").replace("\n", "↵").replace("\t", "⇥")))
+    return Words(texts, parts)
+
+
+def _is_text(content: bytes) -> bool:
+    """Whether a replacement character was in the text itself."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _bytes(piece: str | None) -> bytes | None:
+    """The bytes that a tokenizer's own name of a token stands for, where it is of a known kind."""
+    if piece is None:
+        return None
+    if found := BYTE.fullmatch(piece):
+        return bytes([int(found[1], 16)])
+    try:
+        return bytes(LETTERS[letter] for letter in piece)
+    except KeyError:
+        return None
+
+
+def _letters() -> dict[str, int]:
+    """Byte-level tokenizers name printable bytes by their Latin-1 letter, the others by letters from 256 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+LETTERS = _letters()

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from sampled_sae.browser.files import words_of
 from sampled_sae.browser.latents import token_latents
-from sampled_sae.browser.words import words_of
 from sampled_sae.evals.core.schema import special_tokens
 from sampled_sae.evals.reading import Firings
 from sampled_sae.hooks import Where

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from sampled_sae.config import Config, plain
-from sampled_sae.training.learner import FINAL_METRICS
 from sampled_sae.utils.cost import Cost, Workload
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import Column, Metric, Table, find
@@ -164,13 +163,3 @@ def chosen(names: Sequence[str]) -> list[Evaluation]:
     if not wanted:
         raise UserError(f"evals: must name at least one of {', '.join(registry())}")
     return [get_evaluation(name) for name in wanted]
-
-
-def all_metrics() -> tuple[Metric, ...]:
-    """The metrics of all evaluations, then those of training."""
-    return (*(metric for evaluation in registry().values() for metric in evaluation.metrics), *FINAL_METRICS)
-
-
-def titles() -> dict[str, str]:
-    """Headings by the name of the evaluation, and of `training`, in the order of reports."""
-    return {name: evaluation.title for name, evaluation in registry().items()} | {"training": "Training"}

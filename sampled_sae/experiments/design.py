@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,19 +124,13 @@ def runs_of(study: Study, stage: Stage, rows: Sequence[Row]) -> list[Run]:
     names = [name for name in stage.methods if name != LEADERS]
     if LEADERS in stage.methods:
         names += [name for name in leading(rows, {n: m.role for n, m in study.methods.items()}) if name not in names]
-    found = []
+    found, models = [], {name: setting.model for name, setting in study.settings.items()}
     for setting in stage.settings:
         for name in names:
             tuned = study.methods[name].rate_of or name
-            factors = stage.factors or (
-                best_factor(rows, setting, study.settings[setting].model, tuned, _model(study)),
-            )
+            factors = stage.factors or (best_factor(rows, setting, tuned, models),)
             found += [Run(setting, name, factor, seed) for factor in factors for seed in stage.seeds]
     return found
-
-
-def _model(study: Study) -> Callable[[str], str]:
-    return lambda setting: study.settings[setting].model
 
 
 # ---- time ----------------------------------------------------------------------------------------------

@@ -108,12 +108,9 @@ class Layer:
         self._streams: dict[int, ArrayStream] = {}
         self._train: Tensor | None = None
 
-    def contexts(self, text: str) -> Tensor:
-        """[n, context] token ids of the selection or of the report text."""
-        return self._contexts[text]
-
     @cached_property
-    def _contexts(self) -> dict[str, Tensor]:
+    def contexts(self) -> dict[str, Tensor]:
+        """[n, context] token ids of the selection and of the report text."""
         count = max(1, self.material.tokens // self.context)
         return {
             name: read_tokens(getattr(self.material, name), self.model, self.named, self.context, count, spread=True)
@@ -125,15 +122,12 @@ class Layer:
         """Tokens of a higher norm are left out."""
         if self.paper:
             return float("inf")
-        return HIGH_NORM * float(_norms(self._read(self.contexts("select"))).median())
-
-    def tokens(self, text: str) -> Tensor:
-        """[n, d_in] float32: activations of the selection or of the report text, those of high norm left out."""
-        return self._tokens[text]
+        return HIGH_NORM * float(_norms(self._read(self.contexts["select"])).median())
 
     @cached_property
-    def _tokens(self) -> dict[str, Tensor]:
-        found = {name: self._read(self.contexts(name)) for name in ("select", "report")}
+    def tokens(self) -> dict[str, Tensor]:
+        """[n, d_in] float32: activations of the selection and of the report text, those of high norm left out."""
+        found = {name: self._read(self.contexts[name]) for name in ("select", "report")}
         return {name: x[_norms(x) <= self.limit].float() for name, x in found.items()}
 
     @torch.no_grad()
@@ -180,7 +174,7 @@ class Layer:
             }
             self._streams.clear()  # an order takes 8 bytes per token
             stream = ArrayStream(_Rows(self._train, about), batch_size, 0, seed)
-            stream.heldout = self.tokens("select")
+            stream.heldout = self.tokens["select"]
             self._streams[seed] = stream
         return self._streams[seed]
 
@@ -230,7 +224,7 @@ class Layer:
             yield from map(get_evaluation("absorption").to_dict, found)
             return
         evaluation = get_evaluation("probing" if measure in ("probing", "finalists") else "core")
-        text = self.contexts("select" if measure == "select" else "report") if evaluation.needs.text else None
+        text = self.contexts["select" if measure == "select" else "report"] if evaluation.needs.text else None
         config = evaluation.settings_for(self._config_of(measure), saes[0].cfg, self.model)
         results = evaluation.run(Job(saes, self.model, self.layer, text), config)
         for sae, result in zip(saes, results, strict=True):
@@ -239,7 +233,7 @@ class Layer:
 
     def matched(self, sae: SAE) -> float | None:
         """FVU on the report tokens with a threshold that gives them exactly K."""
-        x, own = self.tokens("report"), sae.threshold.clone()
+        x, own = self.tokens["report"], sae.threshold.clone()
         theta = calibrated_threshold(sae, x, int(sae.cfg.k or 0))
         sae.threshold.mul_(theta) if own.ndim else sae.threshold.fill_(theta)
         found = by_threshold(sae, x).fvu
@@ -248,7 +242,7 @@ class Layer:
 
     def frequency(self, sae: SAE) -> Tensor:
         """[d_sae]: share of the report tokens on which each latent fires."""
-        return by_threshold(sae, self.tokens("report")).frequency
+        return by_threshold(sae, self.tokens["report"]).frequency
 
     def _config_of(self, measure: Measure) -> Config:
         if measure in ("probing", "finalists"):
@@ -259,7 +253,7 @@ class Layer:
             if measure == "probing":
                 return ProbingConfig(self.material.probing, **large)
             return ProbingConfig(self.material.finalists, **large | SEVERAL)
-        contexts = self.contexts("select" if measure == "select" else "report")
+        contexts = self.contexts["select" if measure == "select" else "report"]
         return CoreConfig(contexts=len(contexts), resamples=0)
 
 

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 from sampled_sae.config import read_file
-from sampled_sae.evals import all_metrics, titles
+from sampled_sae.evals import registry
 from sampled_sae.formats import describe, is_sae, sae_of
 from sampled_sae.formats.saelens import saelens_config
 from sampled_sae.method.config import usable_as_folder
+from sampled_sae.training.learner import FINAL_METRICS
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import parse_json, read_json
 from sampled_sae.utils.measures import Metric
@@ -37,8 +38,8 @@ TRAINING = "training"
 
 def kinds() -> list[Kind]:
     """All registered evaluations in the order of the page, then training."""
-    metrics = all_metrics()
-    return [Kind(name, title, tuple(m for m in metrics if m.evaluation == name)) for name, title in titles().items()]
+    found = [Kind(name, evaluation.title, evaluation.metrics) for name, evaluation in registry().items()]
+    return [*found, Kind(TRAINING, "Training", FINAL_METRICS)]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -79,18 +79,19 @@ def read_rows(path: Path, settings: Collection[str] | None = None) -> list[Row]:
     return list(found.values())
 
 
-def best_factor(rows: Sequence[Row], setting: str, model: str, method: str, model_of: Callable[[str], str]) -> float:
+def best_factor(rows: Sequence[Row], setting: str, method: str, models: Mapping[str, str]) -> float:
     """The factor of the lowest FVU on the selection text, in this setting, or else in one of the same model.
 
-    Trainings that only chose the rate count alone where there are any. Where a method was trained with a single factor,
-    that one; where it was not trained, 1.
+    `models`: by setting. Trainings that only chose the rate count alone where there are any. Where a method was trained
+    with a single factor, that one; where it was not trained, 1.
     """
     own = [row for row in rows if row.run.method == method and "fvu" in row.values]
     for there in (setting, None):
         for measure in ("rate", "select"):
-            tried = [row for row in own if (row.run.setting == there if there else model_of(row.run.setting) == model)]
-            if tried := [row for row in tried if row.measure == measure]:
-                return min(tried, key=lambda row: row.values["fvu"]).run.factor
+            same = [row for row in own if there is None or row.run.setting == there]
+            same = [row for row in same if models[row.run.setting] == models[setting] and row.measure == measure]
+            if same:
+                return min(same, key=lambda row: row.values["fvu"]).run.factor
     return 1.0
 
 
@@ -184,18 +185,12 @@ class Results:
         self._measured: dict[Any, dict[Key, float]] = {}
 
     def best(self, setting: str, method: str) -> float:
-        """The method's factor of the default learning rate there."""
+        """The method's factor of the default learning rate there: the only one measured, or else the best."""
         if (setting, method) not in self._best:
-            found = self.factor_of(setting, method)
-            self._best[setting, method] = found
+            factors = {row.run.factor for row in self._rows.get((setting, method, "select"), ())}
+            only = factors.pop() if len(factors) == 1 else None
+            self._best[setting, method] = only or best_factor(self.rows, setting, method, self.models)
         return self._best[setting, method]
-
-    def factor_of(self, setting: str, method: str) -> float:
-        """The only factor that core metrics have there, or else the best one."""
-        factors = {row.run.factor for row in self._rows.get((setting, method, "select"), ())}
-        if len(factors) == 1:
-            return factors.pop()
-        return best_factor(self.rows, setting, self.models[setting], method, self.models.__getitem__)
 
     def measured(
         self,

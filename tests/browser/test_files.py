@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from sampled_sae.browser.files import LATENTS_A_CHUNK, column, data_files, ranking, script
+from sampled_sae.browser.files import LATENTS_A_CHUNK, column, data_files, ranking, script, words_of
 from sampled_sae.browser.latents import TOP
-from sampled_sae.browser.words import words_of
 from sampled_sae.browser.write import write_browser
 from sampled_sae.evals.results import Explanation
 from tests.browser.made_up import HOSTILE, SILENT, WORDS, M, hostile_tokenizer, made_up_page

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sampled_sae import cli
-from sampled_sae.evals import EVALUATIONS, all_metrics, get_evaluation, registry
+from sampled_sae.evals import EVALUATIONS, get_evaluation, registry
 from sampled_sae.evals.session import evaluate_saes, requests
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
@@ -26,12 +26,12 @@ import sys
 from pathlib import Path
 
 from sampled_sae import cli
-from sampled_sae.evals import all_metrics, registry, titles
+from sampled_sae.evals import registry
 from sampled_sae.method.scores import get_score
 
 assert list(registry())[:4] == ["core", "probing", "absorption", "autointerp"], list(registry())
-assert titles()["redundancy"] == "Decoder redundancy"
-assert "nearest_cosine" in {metric.name for metric in all_metrics()}
+assert registry()["redundancy"].title == "Decoder redundancy"
+assert "nearest_cosine" in {metric.name for metric in registry()["redundancy"].metrics}
 assert get_score("range").name == "range"
 run, model, out = sys.argv[1:]
 cli.main(["eval", run, "--evals", "redundancy", "--model", model, "--device", "cpu", "--redundancy.rows-at-once", "5"])
@@ -114,7 +114,7 @@ def test_a_users_file(users_file, tmp_path):
     sae = SAE.load(folder)
     [found] = evaluate_saes([folder], lm, [str(users_file)])
     assert found["norms"] == {"decoder": pytest.approx(float(sae.W_dec.detach().norm()))}
-    assert "decoder_norm" in {metric.name for metric in all_metrics()} and "norms" in registry()
+    assert [metric.name for metric in registry()["norms"].metrics] == ["decoder_norm"]
     config = get_evaluation("norms").config(factor=2.0)
     assert [(request.evaluation.name, request.config) for request in requests([config])] == [("norms", config)]
     before = (folder / "evals" / "norms.json").stat().st_mtime_ns

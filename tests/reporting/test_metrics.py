@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from sampled_sae.evals import all_metrics, titles
+from sampled_sae.reporting.collect import kinds
 from sampled_sae.utils.measures import Metric, Value, find
 from tests.reporting.made_up_sweep import ALL, absorption, core
 
-METRICS = all_metrics()
+METRICS = [metric for kind in kinds() for metric in kind.metrics]
 TRAINING = {"heldout": {"fvu": 0.1, "l0": 4.0}, "dead": 0.25, "ever_pooled": 0.9, "seconds": 3.0}
 
 
@@ -23,7 +23,7 @@ def test_every_number_is_where_its_evaluation_puts_it(metric: Metric) -> None:
 def test_names_are_unique_and_known() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names) and all(name.isidentifier() for name in names)
-    assert {metric.evaluation for metric in METRICS} == set(titles())
+    assert {metric.evaluation for metric in METRICS} == {kind.name for kind in kinds()}
     assert len({metric.title for metric in METRICS}) == len(METRICS)
     assert all(metric.meaning.endswith(".") and "\n" not in metric.meaning for metric in METRICS)
 

@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("plotly")
 
-from sampled_sae.evals import all_metrics
 from sampled_sae.method import presets
 from sampled_sae.reporting.collect import collect
 from sampled_sae.reporting.figures import front
@@ -55,7 +54,7 @@ def shared(browser: Any, report: Path) -> Iterator[Explored]:
 def test_any_two_numbers_and_their_front(shared: Explored, report: Path) -> None:
     sweep = sweeps(collect([report / "a"]))[0]
     across, up = (shared.page.locator(f"article:not([hidden]) select[data-axis={axis}]") for axis in "xy")
-    by_name = {metric.name: metric for metric in all_metrics()}
+    by_name = {metric.name: metric for metric in sweep.metrics}
     for x, y in (("fvu", "probing_5"), ("absorption", "probing_5"), ("cosine", "fvu"), ("autointerp", "alive")):
         across.select_option(x)
         up.select_option(y)

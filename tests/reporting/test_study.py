@@ -175,10 +175,10 @@ def test_the_best_rate_is_that_of_the_selection_text():
         return Row(Run(setting, "good", factor, 0), measure, {"fvu": fvu}, {})
 
     own = [tried(0.5, 0.07), tried(1.0, 0.06), tried(2.0, 0.08), tried(2.0, 0.01, measure="core")]
-    models = {"first": "m", "second": "m", "third": "other"}.__getitem__
-    assert best_factor(own, "first", "m", "good", models) == best_factor(own, "second", "m", "good", models) == 1.0
-    assert best_factor([*own, tried(2.0, 0.09, "second")], "second", "m", "good", models) == 2.0
-    assert best_factor([tried(2.0, 0.09)], "third", "other", "good", models) == 1.0
+    models = {"first": "m", "second": "m", "third": "other"}
+    assert best_factor(own, "first", "good", models) == best_factor(own, "second", "good", models) == 1.0
+    assert best_factor([*own, tried(2.0, 0.09, "second")], "second", "good", models) == 2.0
+    assert best_factor([tried(2.0, 0.09)], "third", "good", models) == 1.0
 
 
 def test_lines_are_read_back(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -40,8 +40,6 @@ from sampled_sae.models.embedder import open_embedder
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
-
-Ready = Mapping[int, str]  # Existing explanations, by latent
 
 
 class Workers:
@@ -96,12 +94,10 @@ class Book:
                 self.cases[latent] = case
                 self.reasons[latent] += [f"{kind}: {why}" for kind, why in case.missing.items()]
 
-    def explain(self, workers: Workers, ready: Ready, steps: Steps) -> None:
-        cases = [case for latent, case in self.cases.items() if latent not in ready]
-        new = workers.explainer.explain(cases, steps.within(len(cases), len(cases))) if cases else []
-        found = {case.latent: explained for case, explained in zip(cases, new, strict=True)}
-        for latent in self.cases:
-            text, reason = found[latent] if latent in found else (ready[latent], "")
+    def explain(self, workers: Workers, steps: Steps) -> None:
+        cases = list(self.cases.values())
+        found = workers.explainer.explain(cases, steps.within(len(cases), len(cases))) if cases else []
+        for latent, (text, reason) in zip(self.cases, found, strict=True):
             if text is None:
                 self.reasons[latent].append(f"no explanation: {reason}")
             else:
@@ -142,7 +138,7 @@ class Book:
         return found
 
     def result(
-        self, layer: Where, tokens: int, high_norm: int, alive: int | None, workers: Workers, ready: bool
+        self, layer: Where, tokens: int, high_norm: int, alive: int | None, workers: Workers
     ) -> AutointerpResult:
         latents = [
             LatentResult(
@@ -169,7 +165,7 @@ class Book:
             tokens,
             high_norm,
             alive,
-            f"given, else {workers.explainer.name}" if ready else workers.explainer.name,
+            workers.explainer.name,
             workers.judge.name,
             scores["detection"],
             scores["balanced"],
@@ -191,11 +187,9 @@ def evaluate_autointerp(
     contexts: Tensor,
     settings: AutointerpConfig | None = None,
     progress: Callable[[int, int], None] | None = None,
-    explanations: Ready | None = None,
 ) -> AutointerpResult:
     """Explain and judge latents of an SAE of the hook point `layer` on contexts [n, L] of token ids."""
-    ready = None if explanations is None else [explanations]
-    [result] = evaluate_autointerp_many([sae], model, layer, contexts, settings, progress, ready)
+    [result] = evaluate_autointerp_many([sae], model, layer, contexts, settings, progress)
     return result
 
 
@@ -207,18 +201,11 @@ def evaluate_autointerp_many(
     contexts: Tensor,
     settings: AutointerpConfig | None = None,
     progress: Callable[[int, int], None] | None = None,
-    explanations: Sequence[Ready | None] | None = None,
 ) -> Iterator[AutointerpResult]:
     """The same for several SAEs of one layer, in order, each as soon as it is measured: the text is read for all of
-    them together.
-
-    `explanations`: for each SAE those that exist already and are only judged; other latents are explained.
-    `progress(done, total)` counts contexts read, latents explained and latents judged.
-    """
+    them together. `progress(done, total)` counts contexts read, latents explained and latents judged."""
     settings = settings or AutointerpConfig()
     layer = model.where(layer)
-    if explanations is not None and len(explanations) != len(saes):
-        raise UserError(f"explanations are for {len(explanations)} SAEs: must be for {len(saes)}")
     for _, sae in checked(saes, model, layer):
         check_latents(settings.latents, sae.d_sae)
     check_contexts(contexts)
@@ -249,12 +236,11 @@ def evaluate_autointerp_many(
     high = streams.high_norm
     del streams
     for number, firings in enumerate(found):
-        ready = (explanations[number] if explanations else None) or {}
         book = Book(firings, contexts, settings)
-        book.explain(workers, ready, steps)
+        book.explain(workers, steps)
         book.judge(workers, steps)
         count = None if alive is None else alive[number]
-        yield book.result(layer, int(counted.sum()) - high, high, count, workers, bool(ready))
+        yield book.result(layer, int(counted.sum()) - high, high, count, workers)
     steps.finish()
 
 

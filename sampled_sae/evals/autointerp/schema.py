@@ -128,15 +128,15 @@ def most_latents(settings: AutointerpConfig) -> int:
     return len(settings.latents) or len(DENSITIES) * settings.latents_per_bin or settings.max_latents
 
 
-def estimate_calls(settings: AutointerpConfig, saes: int, ready: int = 0) -> CallEstimate:
-    """Calls and tokens for so many SAEs, before anything is read; `ready`: latents that have an explanation already."""
+def estimate_calls(settings: AutointerpConfig, saes: int) -> CallEstimate:
+    """Calls and tokens for so many SAEs, before anything is read."""
     latents = saes * most_latents(settings)
     window, asked = 2 * settings.buffer + 1, []
     # Questions, windows of each, tokens per token of a window, tokens of the answer. A mark is some four tokens, a
     # number two; about one token in five is marked.
     if settings.explainer == "chat":
         shown = settings.shown_top + settings.shown_weighted
-        asked.append((max(0, latents - ready), shown, 1.8, EXPLANATION_TOKENS))
+        asked.append((latents, shown, 1.8, EXPLANATION_TOKENS))
     if settings.judge == "chat":
         sheets = latents * (2 if settings.controlled else 1)
         detection = settings.scored_top + settings.scored_weighted + settings.scored_random

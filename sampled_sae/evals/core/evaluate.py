@@ -16,7 +16,7 @@ from sampled_sae.evals.core import fidelity
 from sampled_sae.evals.core import loss as losses
 from sampled_sae.evals.core.fidelity import Firing, MixedBatches, TrainedCut
 from sampled_sae.evals.core.schema import CoreConfig, CoreResult
-from sampled_sae.evals.reading import check_contexts, checked, not_finite
+from sampled_sae.evals.reading import check_contexts, checked, counted_positions, not_finite
 from sampled_sae.hooks import Where
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
@@ -42,7 +42,7 @@ class Survey(NamedTuple):
 
 def survey(model: LanguageModel, layer: Where, contexts: Tensor, settings: CoreConfig) -> Survey:
     """Contexts [n, L] -> positions and means. The model reads all of them once, those with high norms twice."""
-    measured = measured_positions(contexts, settings)
+    measured = counted_positions(contexts, settings.skip_first, settings.left_out)
     norms = torch.zeros(contexts.shape)
     batches = -(-len(contexts) // settings.legacy_batch)
     total = torch.zeros(batches, model.width_at(layer), dtype=torch.float64, device=model.device)
@@ -65,20 +65,6 @@ def survey(model: LanguageModel, layer: Where, contexts: Tensor, settings: CoreC
         _add_sums(ordinary, -stream, (measured & ~normal)[rows], rows // settings.legacy_batch)
     batch = settings.legacy_batch
     return Survey(measured, normal, median, _means(total, measured, batch), _means(ordinary, normal, batch))
-
-
-def measured_positions(contexts: Tensor, settings: CoreConfig) -> Tensor:
-    """Contexts [n, L] -> which positions are not left out [n, L] bool; at least one is."""
-    length = contexts.shape[1]
-    if settings.skip_first >= length:
-        raise UserError(f"skip_first = {settings.skip_first}: must leave some of the {length} positions of a context")
-    measured = torch.ones(contexts.shape, dtype=torch.bool)
-    measured[:, : settings.skip_first] = False
-    if settings.left_out:
-        measured &= ~torch.isin(contexts, torch.tensor(settings.left_out))
-    if not bool(measured.any()):
-        raise UserError(f"left_out = {settings.left_out}: must leave some token of the contexts")
-    return measured
 
 
 def chunks(rows: Tensor, at_once: int) -> Iterator[Tensor]:

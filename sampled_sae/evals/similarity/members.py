@@ -19,7 +19,6 @@ from sampled_sae.formats.saelens import read_own, verify
 from sampled_sae.formats.tensors import safetensors_shapes
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.presets import spec
-from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import shown
 
@@ -78,14 +77,6 @@ class Member:
     explained: dict[int, Explanation] = field(default_factory=dict)
 
 
-def member_of(
-    sae: SAE, name: str, live: Liveness | None = None, explained: dict[int, Explanation] | None = None
-) -> Member:
-    """An SAE in memory as a member."""
-    facts = _described(sae.cfg.training, sae.cfg.metadata) | {"live": live or UNKNOWN, "explained": explained or {}}
-    return Member(name, sae.d_sae, sae.d_in, lambda: sae.W_dec.detach(), **facts)
-
-
 def open_members(folders: Iterable[Path | str]) -> list[Member]:
     """The SAEs of these folders, or of the runs there, each once, in order, under unique names."""
     found = list(dict.fromkeys(folder.resolve() for folder in find_saes([Path(folder) for folder in folders])))
@@ -109,7 +100,7 @@ def open_member(folder: Path, name: str | None = None) -> Member:
 
     own = read_own(folder)
     verify(folder, own, WEIGHTS)
-    facts = _described(own.config, own.metadata) if own is not None else _described(None, {})
+    facts = described(own.config, own.metadata) if own is not None else described(None, {})
     return _member(folder, name, *shape, decoder, facts)
 
 
@@ -126,7 +117,7 @@ def top_features(explained: dict[int, Explanation], count: int = 10) -> list[tup
     return sorted(scored, key=lambda pair: (-(pair[1].score or 0.0), pair[0]))[:count]
 
 
-def _described(config: SAEConfig | None, metadata: dict[str, Any]) -> dict[str, Any]:
+def described(config: SAEConfig | None, metadata: dict[str, Any]) -> dict[str, Any]:
     """What groups SAEs: everything but seeds and names, and the seeds apart."""
     if config is None:
         return {}

@@ -128,15 +128,6 @@ def test_a_draw_by_density(found):
     ]
 
 
-def test_explanations_that_are_given_are_judged_as_they_are(found):
-    given = {0: "'guitar' in text about music", 1: "'guitar' in text about music"}
-    result = run(replace(OFFLINE, latents=(0, 1, 2)), explanations=given)
-    assert [latent.explanation for latent in result.latents[:2]] == list(given.values())
-    assert result.latents[0].scores.balanced < result.latents[1].scores.balanced == 1
-    assert result.latents[2].explanation == found.latents[2].explanation
-    assert result.explainer == "given, else offline contrast"
-
-
 # ---- what is written ---------------------------------------------------------------------------------
 
 
@@ -277,7 +268,7 @@ def test_an_estimate_before_anything_is_asked(tmp_path):
         sent = sum(len(re.findall(r"\w+|[^\w\s]{1,2}", text)) for text in texts)
         share = script.requests / estimate_calls(settings, saes=1).calls
         assert estimate_calls(settings, saes=1).prompt_tokens * share == pytest.approx(sent, rel=0.4)
-    assert estimate_calls(settings, saes=2, ready=2).calls == 4 + 18
+    assert estimate_calls(settings, saes=2).calls == 2 * estimate_calls(settings, saes=1).calls
     assert estimate_calls(OFFLINE, saes=5) == (0, 0, 0)
     assert estimate_calls(AutointerpConfig(explainer="chat", judge="chat"), saes=1).calls == 4000
 
@@ -317,8 +308,6 @@ def test_bad_input(tmp_path):
         list(evaluate_autointerp_many([word_sae(), SAE(InferenceConfig(3, 9))], *given, settings))
     with pytest.raises(UserError, match="latents = 6: the SAE has 5 latents, 0 to 4"):
         list(evaluate_autointerp_many([SAE(InferenceConfig(64, 5))], *given, settings))
-    with pytest.raises(UserError, match="explanations are for 2 SAEs: must be for 1"):
-        list(evaluate_autointerp_many([word_sae()], *given, settings, explanations=[{}, {}]))
     with pytest.raises(UserError, match=r"contexts are torch.float32 of shape \(2, 3\): must be token ids"):
         evaluate_autointerp(word_sae(), word_model(), 0, torch.zeros(2, 3), settings)
     with pytest.raises(UserError, match="buffer = 5: a window has 11 tokens, but a context only 9"):

@@ -100,9 +100,9 @@ def test_bad_input(lm, contexts):
     for bad in (contexts[0], contexts.float(), contexts[:0], contexts[:, :1]):
         with pytest.raises(UserError, match=r"contexts are .* must be token ids"):
             evaluate_core(random_sae(), lm, LAYER, bad)
-    with pytest.raises(UserError, match="skip_first = 10: must leave some of the 10 positions"):
+    with pytest.raises(UserError, match=r"skip_first = 10, left_out = \(\): leave no position of the text"):
         evaluate_core(random_sae(), lm, LAYER, contexts, CoreConfig(skip_first=10))
-    with pytest.raises(UserError, match=r"left_out = .*: must leave some token"):
+    with pytest.raises(UserError, match=r"left_out = .*: leave no position of the text"):
         evaluate_core(random_sae(), lm, LAYER, contexts, CoreConfig(left_out=tuple(range(len(WORDS)))))
     with pytest.raises(UserError, match="another model's tokenizer"):
         evaluate_core(random_sae(), lm, LAYER, contexts + 10**6)

@@ -11,10 +11,10 @@ from torch.nn.functional import normalize
 from sampled_sae.evals.results import Liveness
 from sampled_sae.evals.similarity.evaluate import compare_saes
 from sampled_sae.evals.similarity.matching import best_of_rows, directions, nearest, random_best
-from sampled_sae.evals.similarity.members import Member, SimilarityConfig, member_of
+from sampled_sae.evals.similarity.members import Member, SimilarityConfig
 from sampled_sae.evals.similarity.pair import BINS, compare_pair, dictionary, histogram
 from sampled_sae.utils.errors import UserError
-from tests.evals.similarity.tools import made, rows, seeded, slow_best
+from tests.evals.similarity.tools import made, member_of, rows, seeded, slow_best
 
 
 def one(decoder: torch.Tensor, name: str, live: list[bool] | None = None) -> Member:

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from sampled_sae.evals.similarity.evaluate import compare_saes
-from sampled_sae.evals.similarity.members import SimilarityConfig, group, member_of, plan
+from sampled_sae.evals.similarity.members import SimilarityConfig, group, plan
 from sampled_sae.evals.similarity.pair import spread
 from sampled_sae.method import presets
 from sampled_sae.utils.errors import UserError
-from tests.evals.similarity.tools import made, rows, seeded
+from tests.evals.similarity.tools import made, member_of, rows, seeded
 
 
 def members(*named):

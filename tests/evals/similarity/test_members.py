@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from sampled_sae.evals.results import Explanation, load_live, save_firing
-from sampled_sae.evals.similarity.members import member_of, open_member, open_members, top_features
+from sampled_sae.evals.similarity.members import open_member, open_members, top_features
 from sampled_sae.utils.errors import UserError
-from tests.evals.similarity.tools import explain, made, rows, seeded
+from tests.evals.similarity.tools import explain, made, member_of, rows, seeded
 
 
 def core(folder, dead: int) -> None:

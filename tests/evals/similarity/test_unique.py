@@ -9,11 +9,11 @@ from torch.nn.functional import normalize
 from sampled_sae.evals.results import Explanation
 from sampled_sae.evals.similarity.evaluate import compare_saes, meanings, unique_features
 from sampled_sae.evals.similarity.matching import directions
-from sampled_sae.evals.similarity.members import SimilarityConfig, member_of
+from sampled_sae.evals.similarity.members import SimilarityConfig
 from sampled_sae.models.embedder import open_embedder
 from sampled_sae.utils.errors import UserError
 from tests.evals.autointerp.tools import need_minilm
-from tests.evals.similarity.tools import made, rows, seeded, slow_best
+from tests.evals.similarity.tools import made, member_of, rows, seeded, slow_best
 
 
 def prepared(decoder, latents, vectors):

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import torch
 
+from sampled_sae.evals.results import Explanation, Liveness
+from sampled_sae.evals.similarity.members import UNKNOWN, Member, described
 from sampled_sae.method import presets
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import SAEConfig
@@ -18,6 +20,14 @@ def made(rows: torch.Tensor, config: SAEConfig | None = None, **metadata) -> SAE
         sae.W_dec.copy_(rows)
     sae.cfg.metadata.update(metadata)
     return sae
+
+
+def member_of(
+    sae: SAE, name: str, live: Liveness | None = None, explained: dict[int, Explanation] | None = None
+) -> Member:
+    """An SAE in memory as a member."""
+    facts = described(sae.cfg.training, sae.cfg.metadata) | {"live": live or UNKNOWN, "explained": explained or {}}
+    return Member(name, sae.d_sae, sae.d_in, lambda: sae.W_dec.detach(), **facts)
 
 
 def rows(m: int, d: int, seed: int = 0) -> torch.Tensor:
