@@ -13,7 +13,7 @@ from typing import Any
 from sampled_sae import api
 from sampled_sae.evals import registry
 from sampled_sae.experiments import synthetic
-from sampled_sae.experiments.scales import SCALES, STAND_IN, Scale
+from sampled_sae.experiments.scales import SCALES, STAND_IN, Scale, write_labelled
 from sampled_sae.experiments.stages import Record, Stage, changed, check_disk, chosen, run_stages, typed
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.training.checkpoint import KEEP
@@ -134,8 +134,6 @@ class Paper:
             used = replace(config, datasets=tuple(files))
 
         def run() -> None:
-            from sampled_sae.evals.probing.data import write_labelled
-
             if used != config:
                 write_labelled(labelled, (config.train_texts + config.test_texts) // 2)
             print(api.evaluate(self.out / "train", self.model, [used], text=text, out=folder, device=self.device))

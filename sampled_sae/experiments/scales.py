@@ -1,8 +1,12 @@
-"""The paper from end to end at three sizes: what is trained and measured at each."""
+"""The paper from end to end at three sizes: what is trained and measured at each, and a stand-in for probing data."""
 
 from __future__ import annotations
 
+import json
+import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from sampled_sae.config import Config, NotEmpty, Positive, Seed, require
@@ -15,9 +19,11 @@ from sampled_sae.method import presets
 from sampled_sae.method.config import AuxKConfig, SAEConfig
 from sampled_sae.method.scores import get_score
 from sampled_sae.utils.cost import Shape
+from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import make_folder, write_text
 
-# Instead of a probing dataset: pieces of Python's standard library, labeled by their package.
 STAND_IN = "stdlib-packages"
+"""Instead of a probing dataset: pieces of Python's standard library, labeled by their package."""
 PAPER_SCORES = ("l2", "squared_l2", "entropy", "uniform")
 SMOLLM2 = Shape(width=576, blocks=30, block_weights=3_538_944, vocabulary=49_152)
 PYTHIA_160M = Shape(width=768, blocks=12, block_weights=7_077_888, vocabulary=50_304)
@@ -172,3 +178,46 @@ SCALES: dict[str, Scale] = {
         similarity=SimilarityConfig(across="reference", matching="none"),
     ),
 }
+
+
+# ---- the stand-in --------------------------------------------------------------------------------------
+
+PACKAGES = ("asyncio", "email", "multiprocessing", "unittest", "xml")
+LINES = 12  # lines of a piece, blank ones not counted
+FEWEST = 20  # pieces that a package must have
+
+
+def write_labelled(path: Path, each: int) -> Path:
+    """Write rows with text, label and split, at most `each` of a package: every fifth file is there to test."""
+    rows = [row for package in PACKAGES for row in _labelled_rows(package, each)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    make_folder(path.parent)
+    # A file that was written anew would count as another dataset.
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
+    return path
+
+
+def _labelled_rows(package: str, each: int) -> list[dict[str, str]]:
+    folder = Path(sysconfig.get_paths()["stdlib"]) / package
+    files = sorted(path for path in folder.rglob("*.py") if not {"test", "tests"} & set(path.parts))
+    # Pieces of one file are alike: none may be on both sides.
+    parts = {"test": files[::5], "train": [path for number, path in enumerate(files) if number % 5]}
+    rows = []
+    for split, chosen in parts.items():
+        pieces = [piece for path in chosen for piece in _pieces(path)]
+        most = each // 5 if split == "test" else each - each // 5
+        step = max(1, len(pieces) // max(1, most))
+        rows += [{"text": piece, "label": package, "split": split} for piece in pieces[::step][:most]]
+    if len(rows) < min(FEWEST, each):
+        raise UserError(f"datasets: {folder} has {len(rows)} pieces of text: is this Python without its library?")
+    return rows
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError):  # a few files of the library are in other encodings on purpose
+        return
+    for start in range(0, len(lines) - LINES + 1, LINES):
+        yield "\n".join(lines[start : start + LINES])

@@ -10,9 +10,8 @@ import torch
 from sampled_sae.cli import load, parse
 from sampled_sae.cli.train import PRESETS
 from sampled_sae.evals.core.schema import CoreConfig
-from sampled_sae.evals.probing.data import PACKAGES, write_labelled
 from sampled_sae.experiments.reproduce import Paper, estimate
-from sampled_sae.experiments.scales import PYTHIA_160M, SCALES, SMOLLM2, Scale
+from sampled_sae.experiments.scales import PACKAGES, PYTHIA_160M, SCALES, SMOLLM2, Scale, write_labelled
 from sampled_sae.experiments.stages import typed
 from sampled_sae.utils.cost import SPEEDS, Cost, peak, product_speed
 from sampled_sae.utils.errors import UserError

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sampled_sae.evals import Evaluation, Job, Needs, register_evaluation
-from sampled_sae.evals.probing.data import PACKAGES, check_files
+from sampled_sae.evals.probing.data import check_files
 from sampled_sae.evals.probing.evaluate import evaluate_probing_many
 from sampled_sae.evals.probing.schema import ProbingConfig, ProbingResult, to_saebench
 from sampled_sae.utils.cost import Cost, Workload
 from sampled_sae.utils.measures import Metric
+
+CLASSES = 5  # of a dataset, for the estimate of the cost
 
 
 def _top(k: int) -> Metric:
@@ -69,7 +71,7 @@ class Probing(Evaluation):
         yield from evaluate_probing_many(job.saes, job.model, job.layer, config, job.progress)
 
     def cost(self, config: ProbingConfig, work: Workload) -> Cost:
-        classes, seeds = len(PACKAGES) * len(config.datasets), len(config.seeds)
+        classes, seeds = CLASSES * len(config.datasets), len(config.seeds)
         tokens = classes * (config.train_texts + config.test_texts) / 2 * seeds * config.tokens
         seconds = work.read(tokens) + work.encode(tokens) + work.speed.probe * classes * (work.saes + 1) * seeds
         return Cost(self.name, seconds, 200_000 * work.saes, 0)

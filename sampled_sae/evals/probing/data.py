@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from typing import Any
 
 from sampled_sae.evals.probing import sae_probes
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import make_folder, write_text
 from sampled_sae.utils.third_party import package, reason, stream
 
 SPLITS = ("train", "test")
@@ -287,44 +285,3 @@ def _load(source: str, texts_a_class: int, characters: int) -> Labelled:
         if found.splits is not None and split not in found.splits:
             raise UserError(f"{here}: column 'split' has no {split!r}; must have train and test, or leave it out")
     return found
-
-
-PACKAGES = ("asyncio", "email", "multiprocessing", "unittest", "xml")
-LINES = 12  # lines of a piece, blank ones not counted
-FEWEST = 20  # pieces that a package must have
-
-
-def write_labelled(path: Path, each: int) -> Path:
-    """Write rows with text, label and split, at most `each` of a package: every fifth file is there to test."""
-    rows = [row for package in PACKAGES for row in _labelled_rows(package, each)]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    make_folder(path.parent)
-    # A file that was written anew would count as another dataset.
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_text(path, text)
-    return path
-
-
-def _labelled_rows(package: str, each: int) -> list[dict[str, str]]:
-    folder = Path(sysconfig.get_paths()["stdlib"]) / package
-    files = sorted(path for path in folder.rglob("*.py") if not {"test", "tests"} & set(path.parts))
-    # Pieces of one file are alike: none may be on both sides.
-    parts = {"test": files[::5], "train": [path for number, path in enumerate(files) if number % 5]}
-    rows = []
-    for split, chosen in parts.items():
-        pieces = [piece for path in chosen for piece in _pieces(path)]
-        most = each // 5 if split == "test" else each - each // 5
-        step = max(1, len(pieces) // max(1, most))
-        rows += [{"text": piece, "label": package, "split": split} for piece in pieces[::step][:most]]
-    if len(rows) < min(FEWEST, each):
-        raise UserError(f"datasets: {folder} has {len(rows)} pieces of text: is this Python without its library?")
-    return rows
-
-
-def _pieces(path: Path) -> Iterator[str]:
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError):  # a few files of the library are in other encodings on purpose
-        return
-    for start in range(0, len(lines) - LINES + 1, LINES):
-        yield "\n".join(lines[start : start + LINES])
