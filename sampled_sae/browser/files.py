@@ -17,7 +17,7 @@ from torch import Tensor
 from sampled_sae.browser.collect import Browsed, Other
 from sampled_sae.browser.latents import NONE, inside_contexts
 from sampled_sae.evals import get_evaluation
-from sampled_sae.evals.reading import Firings
+from sampled_sae.evals.reading import Firings, token_text
 from sampled_sae.evals.results import Density, Explanation, UniqueLatent
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import shown
@@ -316,13 +316,10 @@ def words_of(tokens: Iterable[int], tokenizer: Any) -> Words:
     pieces = tokenizer.convert_ids_to_tokens(ids)
     texts, parts = [], {}
     for number, (token, piece) in enumerate(zip(ids, pieces, strict=True)):
-        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        text = token_text(token, tokenizer)
         if REPLACEMENT in text and (content := _bytes(piece)) is not None and not _is_text(content):
             parts[number] = list(content)
             text = "".join(f"\\x{byte:02x}" for byte in content)
-        # Some tokenizers drop the space of a token that stands alone.
-        elif isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" "):
-            text = f" {text}"
         texts.append(shown(text.replace("\r\n", "\n").replace("\n", "↵").replace("\t", "⇥")))
     return Words(texts, parts)
 

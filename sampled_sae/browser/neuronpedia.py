@@ -22,6 +22,7 @@ from torch import Tensor
 from sampled_sae.browser.files import Page
 from sampled_sae.browser.latents import NONE, TOP, band_of
 from sampled_sae.config import Bound, Config
+from sampled_sae.evals.reading import token_text
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.files import new_folder
@@ -272,14 +273,6 @@ class Source:
     def _unique(self, text: str) -> str:
         """An id of 25 characters, as Neuronpedia's are; the same for the same content."""
         return "c" + hashlib.sha256(f"{self.model_id}/{self.id}/{text}".encode()).hexdigest()[:24]
-
-
-def token_text(token: int, tokenizer: Any) -> str:
-    """A token as it is in the text, with its leading space and line ends."""
-    text: str = tokenizer.decode([token], clean_up_tokenization_spaces=False)
-    piece = tokenizer.convert_ids_to_tokens(token)
-    # Some tokenizers drop the space of a token that stands alone.
-    return f" {text}" if isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" ") else text
 
 
 def _id(text: str) -> str:

@@ -206,13 +206,9 @@ def groups(command: Any, default: Any = None) -> list[Group]:
     found: dict[str, list[Option]] = {"": []}
     texts = {"": _paragraphs(command)}
     _collect(command, default, "", found, texts)
-    texts |= {name: (text, "\n\n".join(filter(None, texts[name]))) for name, text in _declared(command).items()}
+    declared = getattr(command, "DESCRIPTIONS", {})  # of groups, in place of the docstrings of their settings
+    texts |= {name: (text, "\n\n".join(filter(None, texts[name]))) for name, text in declared.items()}
     return [Group(name, texts[name][0], tuple(options), texts[name][1]) for name, options in found.items() if options]
-
-
-def _declared(command: Any) -> dict[str, str]:
-    """Descriptions of groups that replace the docstrings of their settings."""
-    return dict(getattr(command, "DESCRIPTIONS", {}))
 
 
 def _collect(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -234,6 +234,14 @@ def collect_firings(
         codes = SparseCodes(position, latent, value, streams.contexts.numel(), sae.d_sae)
         firings.append(Firings.sort(codes, streams.contexts.shape, own))
     return firings
+
+
+def token_text(token: int, tokenizer: Any) -> str:
+    """A token as it is in a text, with its leading space and line ends."""
+    text: str = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    piece = tokenizer.convert_ids_to_tokens(token)
+    # Some tokenizers drop the space of a token that stands alone.
+    return f" {text}" if isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" ") else text
 
 
 def checked(saes: Sequence[SAE], model: LanguageModel, layer: Where) -> Iterator[tuple[str, SAE]]:

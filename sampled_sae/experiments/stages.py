@@ -9,7 +9,6 @@ import dataclasses
 import shlex
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from sampled_sae.config import first_difference, plain, read_file, write_file
 from sampled_sae.migrations import migration, renamed, within
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.files import alone_in
-from sampled_sae.utils.progress import clock
+from sampled_sae.utils.progress import clock, say
 from sampled_sae.utils.system import git_commit, versions
 
 RECORD = "reproduce.json"
@@ -203,11 +202,6 @@ def check_disk(out: Path, needed: int) -> None:
             f"out = {str(out)!r}: {needed / 1e9:.1f} GB are needed there at the peak, {free / 1e9:.1f} GB are free; "
             "choose another folder"
         )
-
-
-def say(line: str) -> None:
-    """Print a line between those of progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 # ---- commands ---------------------------------------------------------------------------------------

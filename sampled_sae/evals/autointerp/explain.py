@@ -13,6 +13,7 @@ from torch import Tensor
 from sampled_sae.evals.autointerp.chat import Answer, Chat, Done, Question
 from sampled_sae.evals.autointerp.schema import EXPLANATION_TOKENS
 from sampled_sae.evals.autointerp.trials import Case
+from sampled_sae.evals.reading import token_text
 from sampled_sae.utils.errors import UserError
 
 OPEN, CLOSE = "<<", ">>"
@@ -32,12 +33,7 @@ class TokenText:
     def __getitem__(self, token: int) -> str:
         """The token's text: with its leading space, line ends as ↵, halves of a character left out."""
         if token not in self._known:
-            text = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
-            piece = self._tokenizer.convert_ids_to_tokens(token)
-            # Some tokenizers drop the space of a token that stands alone.
-            if isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" "):
-                text = f" {text}"
-            self._known[token] = text.replace("�", "").replace("\n", "↵")
+            self._known[token] = token_text(token, self._tokenizer).replace("�", "").replace("\n", "↵")
         return self._known[token]
 
     def show(self, tokens: Sequence[int], marks: Sequence[bool] | None = None) -> str:

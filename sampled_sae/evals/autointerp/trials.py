@@ -13,7 +13,10 @@ import torch
 from torch import Generator, Tensor
 
 from sampled_sae.evals.autointerp.schema import LEAST, AutointerpConfig, Kind
-from sampled_sae.evals.reading import Firings
+from sampled_sae.evals.reading import Firings, Streams, collect_firings, counted_positions
+from sampled_sae.hooks import Where
+from sampled_sae.models.language_model import LanguageModel
+from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 
 TOO_FEW = "too few firings"
@@ -185,6 +188,50 @@ class _Draws:
 
 # ---- windows -------------------------------------------------------------------------------------------
 # A place is a context and a position in it, so far from the context's ends that the window around it is whole.
+
+
+class Examples(NamedTuple):
+    """What one latent fires on."""
+
+    latent: int
+    fired: int  # counted tokens at which it fires; with 0 there are no windows
+    maximum: float  # its largest activation
+    top: list[Window]  # windows around the largest activations, the largest first; no two overlap at their centres
+    random: list[Window]  # windows around tokens drawn from all at which it fires
+
+
+def find_examples(
+    sae: SAE,
+    model: LanguageModel,
+    layer: Where,
+    contexts: Tensor,
+    latents: Sequence[int],
+    *,
+    top: int = 20,
+    random: int = 20,
+    buffer: int = 10,
+    skip_first: int = 0,
+    left_out: Sequence[int] = (),
+    norm_factor: float = 10.0,
+    contexts_at_once: int = 16,
+    seed: int = 0,
+) -> dict[int, Examples]:
+    """One reading of contexts [n, L] -> examples of each of the latents."""
+    check_latents(latents, sae.d_sae)
+    check_buffer(buffer, contexts)
+    contexts = contexts.long().cpu()
+    counted = counted_positions(contexts, skip_first, left_out)
+    streams = Streams(model, layer, contexts, counted, norm_factor=norm_factor, at_once=contexts_at_once, keep_gib=0.0)
+    [firings] = collect_firings([sae], streams, [latents])
+    found = {}
+    for latent in latents:
+        dense = firings.dense(latent)
+        best = top_places(firings, latent, top, buffer)
+        some = drawn_places(firings, latent, random, buffer, latent_generator(seed, latent), power=0.0)
+        maximum = float(dense.max())
+        cut = [windows_at(contexts, dense, places, buffer) for places in (best, some)]
+        found[latent] = Examples(latent, firings.count(latent), maximum, *cut)
+    return found
 
 
 def check_latents(latents: Sequence[int], m: int) -> None:

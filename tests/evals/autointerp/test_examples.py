@@ -10,7 +10,7 @@ from sampled_sae.evals.autointerp import trials as examples
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
-from tests.evals.autointerp.tools import word_contexts
+from tests.evals.autointerp.tools import ALWAYS, LATENTS, NEVER, WORDS, word_contexts, word_model, word_sae
 from tests.evals.core.tools import LAYER, random_sae, shared, some_contexts
 
 
@@ -175,8 +175,33 @@ def test_silent_places_are_silent_and_all_there_are(text, buffer, k):
     assert all(place in silent for place in found)
 
 
+# ---- examples of given latents -----------------------------------------------------------------------
+
+
+def test_examples_are_windows_around_what_a_latent_fires_on():
+    found = examples.find_examples(
+        word_sae(), word_model(), 0, word_contexts(), [0, 4, NEVER, ALWAYS], top=6, random=9, buffer=3
+    )
+    for latent in (0, 4):
+        example, token = found[latent], WORDS.index(LATENTS[latent])
+        assert example.fired == int((word_contexts() == token).sum())
+        assert len(example.top) == 6
+        assert len(example.random) == 9
+        for window in example.top + example.random:
+            stretch = word_contexts()[window.context, window.centre - 3 : window.centre + 4]
+            assert window.tokens == stretch.tolist()
+            assert window.tokens[3] == token
+            assert [value > 0 for value in window.activations] == [number == token for number in window.tokens]
+        largest = [window.activations[3] for window in example.top]
+        assert largest == sorted(largest, reverse=True)
+        assert example.maximum >= largest[0]
+    assert found[NEVER].fired == found[NEVER].maximum == 0
+    assert found[NEVER].top == found[NEVER].random == []
+    assert found[ALWAYS].fired == word_contexts().numel()
+
+
 def test_latents_and_windows_that_do_not_fit():
     with pytest.raises(UserError, match="latents = 10: the SAE has 10 latents, 0 to 9"):
-        examples.check_latents([0, 10], 10)
+        examples.find_examples(word_sae(), word_model(), 0, word_contexts(), [10])
     with pytest.raises(UserError, match="buffer = 24: a window has 49 tokens, but a context only 48"):
-        examples.check_buffer(24, word_contexts())
+        examples.find_examples(word_sae(), word_model(), 0, word_contexts(), [0], buffer=24)
