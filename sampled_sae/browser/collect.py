@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from sampled_sae.browser.latents import (
 from sampled_sae.config import Bound, Config, Count, Positive, Seed
 from sampled_sae.data.contexts import find_end_of_text
 from sampled_sae.evals.core.schema import special_tokens
-from sampled_sae.evals.reading import Firings, Streams, collect_firings, counted_positions
+from sampled_sae.evals.reading import Firings, Steps, Streams, collect_firings, counted_positions
 from sampled_sae.evals.similarity.matching import blocks, directions
 from sampled_sae.hooks import Where
 from sampled_sae.models.language_model import LanguageModel
@@ -315,12 +316,6 @@ def collect(
 
 def _steps(progress: Progress, what: str, total: int) -> Tick:
     """Adds up steps."""
-    done = 0
-    progress(what, 0, total)
-
-    def tick(more: int) -> None:
-        nonlocal done
-        done += more
-        progress(what, done, total)
-
-    return tick
+    steps = Steps(partial(progress, what), total)
+    steps.add(0)
+    return steps.add

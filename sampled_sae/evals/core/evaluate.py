@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ def survey(model: LanguageModel, layer: Where, contexts: Tensor, settings: CoreC
     norms = torch.zeros(contexts.shape)
     batches = -(-len(contexts) // settings.legacy_batch)
     total = torch.zeros(batches, model.width_at(layer), dtype=torch.float64, device=model.device)
-    for rows in chunks(torch.arange(len(contexts)), settings.at_once):
+    for rows in torch.arange(len(contexts)).split(settings.at_once):
         stream = model.activations(contexts[rows], [layer])[layer].double()
         norms[rows] = stream.norm(dim=2).float().cpu()
         _add_sums(total, stream, measured[rows], rows // settings.legacy_batch)
@@ -59,17 +59,12 @@ def survey(model: LanguageModel, layer: Where, contexts: Tensor, settings: CoreC
     normal = measured & (norms <= limit)
     del norms
     ordinary = total.clone()
-    # The rest has nothing to subtract.
-    for rows in chunks((measured & ~normal).any(1).nonzero().squeeze(1), settings.at_once):
+    high = (measured & ~normal).any(1).nonzero().squeeze(1)
+    for rows in high.split(settings.at_once) if len(high) else ():  # the rest has nothing to subtract
         stream = model.activations(contexts[rows], [layer])[layer].double()
         _add_sums(ordinary, -stream, (measured & ~normal)[rows], rows // settings.legacy_batch)
     batch = settings.legacy_batch
     return Survey(measured, normal, median, _means(total, measured, batch), _means(ordinary, normal, batch))
-
-
-def chunks(rows: Tensor, at_once: int) -> Iterator[Tensor]:
-    """Row numbers [n] -> the same in parts, none for n = 0."""
-    return (part for part in rows.split(at_once) if len(part))
 
 
 def _add_sums(total: Tensor, stream: Tensor, chosen: Tensor, batch: Tensor) -> None:
@@ -199,7 +194,7 @@ def _measure(
     trained_on, around = found.normal, found.normal_means.overall
     if settings.trained_on_high_norm:
         trained_on, around = found.measured, found.means.overall
-    for rows in chunks(torch.arange(len(contexts)), settings.at_once):
+    for rows in torch.arange(len(contexts)).split(settings.at_once):
         reading = losses.read(model, layer, contexts[rows], found.measured[rows], settings.loss)
         if settings.loss:
             shared.put(rows, losses.model_sums(reading))
