@@ -179,7 +179,7 @@ class Results(list[dict[str, Any]]):
         """Path of the CSV file with all numbers, if one was written."""
 
     def __str__(self) -> str:
-        from sampled_sae.reporting.terminal import console_of, print_evals
+        from sampled_sae.reporting.tables import console_of, print_evals
 
         console = console_of(240)
         console.file = text = io.StringIO()
@@ -213,7 +213,7 @@ def evaluate(
     """
     from sampled_sae.evals.results import find_saes, names_of
     from sampled_sae.evals.session import evaluate_saes
-    from sampled_sae.reporting.tables import write_tables
+    from sampled_sae.reporting.write import write_tables
     from sampled_sae.utils.files import check_writable
 
     with _on_disk(saes) as folders:

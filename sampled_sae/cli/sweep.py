@@ -92,7 +92,7 @@ class Status:
     EXAMPLES: ClassVar[Sequence[str]] = ("pythia.yaml", "pythia --watch", "pythia --watch --every 30")
 
     def run(self) -> None:
-        from sampled_sae.reporting.terminal import console_of
+        from sampled_sae.reporting.tables import console_of
         from sampled_sae.sweeps import counted, look
 
         console, seen = console_of(200), look(self.folder)
@@ -130,7 +130,7 @@ def drawn(seen: Sequence[Any]) -> Any:
     """The jobs as a table for the terminal."""
     from rich.table import Table
 
-    from sampled_sae.reporting.terminal import safe
+    from sampled_sae.reporting.tables import safe
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("job", "status", "SAEs", "step", "time", "tries", "worker", "error"):

@@ -12,7 +12,7 @@ from sampled_sae.reporting.collect import dicts, part
 from sampled_sae.reporting.figures import heatmap, plain, wrapped
 from sampled_sae.reporting.pages import Figure, render
 from sampled_sae.reporting.palette import INK
-from sampled_sae.reporting.terminal import console_of, drawn, fits, safe
+from sampled_sae.reporting.tables import console_of, drawn, fits, safe
 from sampled_sae.utils.measures import Cell, Column, Stat, Table, Value, form, listed, number, shown
 
 if TYPE_CHECKING:

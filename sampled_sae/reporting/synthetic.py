@@ -14,7 +14,7 @@ from sampled_sae.reporting.figures import Styles, base_figure, described, error_
 from sampled_sae.reporting.pages import Figure, Mark, bold, finding, in_words, render, several, training
 from sampled_sae.reporting.palette import GRID, INK, MUTED, PAPER
 from sampled_sae.reporting.sweep import Configuration, Key, field, group_title, table_of
-from sampled_sae.reporting.terminal import console_of, drawn, safe
+from sampled_sae.reporting.tables import console_of, drawn, safe
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import write_text
 from sampled_sae.utils.measures import Column, Stat, Table, form, number

@@ -1,4 +1,4 @@
-"""A Table as CSV, Markdown and LaTeX; the tables of a sweep; tables and SAEBench files of evaluations.
+"""A Table as CSV, Markdown, LaTeX and in a terminal.
 
 The LaTeX compiles with pdfLaTeX, XeLaTeX and LuaLaTeX.
 """
@@ -6,18 +6,19 @@ The LaTeX compiles with pdfLaTeX, XeLaTeX and LuaLaTeX.
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sampled_sae.config import read_file
-from sampled_sae.evals.results import names_of, read_result, result_path
-from sampled_sae.reporting.collect import Kind, kinds, part, saelens_fields
-from sampled_sae.reporting.sweep import Configuration, Sweep, key_of
-from sampled_sae.utils.files import make_folder, remove_leftovers, write_json, write_text
-from sampled_sae.utils.measures import Cell, Column, Table, csv_text, find, form, number, shown
+from rich import table as rich
+from rich.console import Console
+from rich.measure import Measurement
+from rich.text import Text
+
+from sampled_sae.evals import registry
+from sampled_sae.utils.measures import Cell, Column, Table, Value, csv_text, form, number, shown
 
 
 class Missing(NamedTuple):
@@ -236,96 +237,90 @@ def files(table: Table) -> dict[str, str]:
     return {f"{table.name}.{end}": write(table) for end, write in writers.items()}
 
 
-# ---- sweeps and evaluations -----------------------------------------------------------------------------
+# ---- the terminal --------------------------------------------------------------------------------------
 
-SETTINGS = ("l", "k", "latents", "lr", "tokens")
-
-
-def sweep_files(sweep: Sweep) -> dict[str, str]:
-    """File names and their text: a table for each evaluation in three formats, and saes.csv with a row per SAE."""
-    made: dict[str, str] = {}
-    for kind in sweep.kinds:
-        table = sweep.table(kind)
-        made |= {f"{kind.name}.md": markdown(table), f"{kind.name}.tex": latex(table)}
-        made[f"{kind.name}.csv"] = comma_separated(_with_settings(sweep, kind))
-    return made | {"saes.csv": comma_separated(_every_sae(sweep))}
+NAME_WIDTH = 10  # letters that the first column keeps in a narrow terminal
+SKEWED = 1.5  # how many times longer one side of an interval is where half its width would mislead
 
 
-def _with_settings(sweep: Sweep, kind: Kind) -> Table:
-    """A row per configuration: its settings, then each number with its range over seeds."""
-    columns = [*map(Column, ("configuration", "group", *SETTINGS, "seeds"))]
-    columns += [Column(metric.title, metric.digits, name=metric.name) for metric in kind.metrics]
-    rows = [
-        [row.label, row.group, *_settings(row, row.runs[0]), len(row.runs), *map(row.stat, map(key_of, kind.metrics))]
-        for row in sweep.measured(kind)
-    ]
-    return Table(columns, rows)
+def console_of(width: int) -> Console:
+    """The terminal; `width` columns where the output is a file or a pipe."""
+    return Console(width=None if sys.stdout.isatty() else width)
 
 
-def _every_sae(sweep: Sweep) -> Table:
-    """A row per SAE, with all numbers as they were measured."""
-    names = [metric.name for metric in sweep.metrics]
-    rows = [
-        [run["label"], row.label, row.group, *_settings(row, run), run["seed"], run["name"]]
-        + [run["values"].get(name) for name in names]
-        for row in sweep.rows
-        for run in row.runs
-    ]
-    return Table([*map(Column, ("name", "configuration", "group", *SETTINGS, "seed", "folder", *names))], rows)
+def safe(text: object, style: str = "") -> Text:
+    """Text without markup, and without characters that control the terminal; line breaks are kept."""
+    plain = str(text).replace("\u00a0", " ")
+    return Text("".join(c if c.isprintable() or c == "\n" else "?" for c in plain), style)
 
 
-def _settings(row: Configuration, run: dict[str, Any]) -> list[float | None]:
-    """Whole numbers without a point: counts are read as floats."""
-    values = [row.l, *(run[name] for name in SETTINGS[1:])]
-    return [int(value) if value is not None and float(value).is_integer() else value for value in values]
+def drawn(table: Table, dense: bool = False) -> rich.Table:
+    """The table as rich draws it: numbers are never wrapped, text folds; the best of a column has a star."""
+    made = rich.Table(box=None, pad_edge=False, padding=(0, 1 if dense else 2, 0, 0), header_style="bold")
+    height = max(column.brief.count("\n") for column in table.columns)
+    starred = {c for c, column in enumerate(table.columns) if table.bold and column.digits is not None}
+    for c, column in enumerate(table.columns):
+        text = c == 0 or column.wide or (column.digits is None and any(isinstance(row[c], str) for row in table.rows))
+        head = column.brief or column.title
+        head = "\n" * (height - head.count("\n")) + head
+        if c in starred:
+            head = "\n".join(f"{line} " for line in head.split("\n"))
+        width = min(NAME_WIDTH, max((len(_text(row[0], column)) for row in table.rows), default=0)) if c == 0 else None
+        made.add_column(
+            safe(head), justify="left" if text else "right", no_wrap=not text, overflow="fold", min_width=width
+        )
+    for r, row in enumerate(table.rows):
+        texts = [_text(cell, column).replace("\n", "?") for cell, column in zip(row, table.columns, strict=True)]
+        # A blank in place of the star keeps the digits aligned.
+        ends = ["*" if (r, c) in table.bold else " " * (c in starred) for c in range(len(row))]
+        style = {"*": "bold green"}
+        made.add_row(*(safe(text + end, style.get(end, "")) for text, end in zip(texts, ends, strict=True)))
+    return made
 
 
-TABLE = "table.csv"
-HEAD = ("sae", "folder", "model", "layer", "seed", "evaluation", "metric", "value", "low", "high")
+def _text(cell: Cell, column: Column) -> str:
+    return form_value(cell, column.digits) if isinstance(cell, Value) else text_of(cell, column)
 
 
-def write_tables(folders: Sequence[Path], out: Path) -> Path:
-    """Write `out`/table.csv, a row for each number of each SAE, and `out`/saebench/KIND/..._eval_results.json.
-
-    All results in the SAEs' folders are included, not only the latest. Returns the path of the table.
-    """
-    rows: list[list[Any]] = []
-    for kind in kinds():
-        for name, folder in zip(names_of(folders), folders, strict=True):
-            content = read_result(folder, kind.name)
-            if content is None:
-                continue
-            written = result_path(folder, kind.name).stat().st_mtime
-            _write_saebench(content, folder, name, out / "saebench", int(written * 1000))
-            seed = part(content, "sae").get("seed")
-            about = (name, str(folder), content.get("model"), content.get("layer"), seed, kind.name)
-            found = [(metric.name, find(metric, content["result"])) for metric in kind.metrics]
-            rows += [[*about, metric, *value] for metric, value in found if value is not None]
-    remove_leftovers(make_folder(out), TABLE)
-    write_text(out / TABLE, comma_separated(Table([*map(Column, HEAD)], rows)))
-    return out / TABLE
+def fits(table: rich.Table, console: Console) -> bool:
+    """Whether the table needs no more than the width of the terminal."""
+    return Measurement.get(console, console.options.update_width(100_000), table).maximum <= console.width
 
 
-def _write_saebench(content: dict[str, Any], folder: Path, name: str, out: Path, milliseconds: int) -> None:
-    """The file where SAEBench's tools look for it, with what they read of the SAE."""
-    layout = part(content, "saebench")
-    if not layout:  # of an older evaluation
-        return
-    own, sae = folder / "sampled_sae.json", saelens_fields(folder)
-    training = part(read_file(own, "sae") if own.exists() else {}, "metadata", "training")
-    tokens = training.get("steps", 0) * training.get("batch_size", 0)
-    kind, label = str(layout["eval_type_id"]), name.replace("/", "_")
-    filled = {
-        **layout,
-        "eval_id": f"{kind}_{label}",
-        "datetime_epoch_millis": milliseconds,
-        "sae_bench_commit_hash": content.get("git_commit") or "",
-        "sae_lens_id": folder.name,
-        "sae_lens_release_id": "sampled_sae",
-        "sae_lens_version": part(sae, "metadata").get("sae_lens_version"),
-        "sae_cfg_dict": {**sae, **({"training_tokens": tokens} if tokens else {})},
-    }
-    make_folder(out / kind)
-    path = out / kind / f"sampled_sae_{label}_eval_results.json"
-    remove_leftovers(path.parent, path.name)
-    write_json(path, filled)
+def fitted(table: Table, console: Console) -> list[rich.Table]:
+    """As many tables as it takes to show all columns, each with the first one."""
+    parts: list[list[int]] = [[0]]
+    for c in range(1, len(table.columns)):
+        if len(parts[-1]) > 1 and not fits(drawn(columns_only(table, [*parts[-1], c])), console):
+            parts.append([0])
+        parts[-1].append(c)
+    return [drawn(columns_only(table, part)) for part in parts]
+
+
+def form_value(value: Value | None, digits: int | None = None) -> str:
+    """A number, one with half the width of its interval or with both ends of a skewed one, or a dash."""
+    if value is None:
+        return "-"
+    how = ".3g" if digits is None else f".{digits}f"
+    written = f"{value.value:{how}}"
+    if value.low is None or value.high is None:
+        return written
+    low, high = f"{value.low:{how}}", f"{value.high:{how}}"
+    exact, rounded = (value.low, value.value, value.high), (float(low), float(written), float(high))
+    if low != high and _skewed(*exact) and _skewed(*rounded):
+        return f"{written} ({low} to {high})"
+    return f"{written} ± {(value.high - value.low) / 2:.1g}"
+
+
+def _skewed(low: float, middle: float, high: float) -> bool:
+    sides = sorted((middle - low, high - middle))
+    return sides[1] > SKEWED * sides[0]
+
+
+def print_evals(results: Mapping[str, Mapping[str, Any]], console: Console | None = None) -> None:
+    """A table for each evaluation, of the results by the SAEs' names, with its note."""
+    console = console or console_of(240)
+    for count, (name, contents) in enumerate(results.items()):
+        table = registry()[name].table(contents)
+        console.print(*[""] * (count > 0), *fitted(table, console), sep="\n")
+        console.print(safe(table.note))

@@ -1,4 +1,4 @@
-"""The report's folder: page, tables, and figures as PNG and PDF files."""
+"""The report's folder: page, tables, and figures as PNG and PDF files; tables and SAEBench files of evaluations."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampled_sae.config import read_file, write_file
+from sampled_sae.evals.results import names_of, read_result, result_path
 from sampled_sae.hooks import hook_title
 from sampled_sae.reporting import panels
-from sampled_sae.reporting.collect import Found, collect
+from sampled_sae.reporting.collect import Found, Kind, collect, kinds, part, saelens_fields
 from sampled_sae.reporting.figures import PAIRS, REFERENCE, Styles, pareto, plain, styles
 from sampled_sae.reporting.pages import CURVES
 from sampled_sae.reporting.palette import INK, MUTED
 from sampled_sae.reporting.panels import curves
 from sampled_sae.reporting.paper_tables import paper_tables
 from sampled_sae.reporting.report_page import page
-from sampled_sae.reporting.sweep import Sweep, group_title, hook_of, sweeps
-from sampled_sae.reporting.tables import Missing, files, sweep_files
+from sampled_sae.reporting.sweep import Configuration, Sweep, group_title, hook_of, key_of, sweeps
+from sampled_sae.reporting.tables import Missing, comma_separated, files, latex, markdown
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import make_folder, write_text
-from sampled_sae.utils.measures import Table
+from sampled_sae.utils.files import make_folder, remove_leftovers, write_json, write_text
+from sampled_sae.utils.measures import Column, Table, find
 from sampled_sae.utils.third_party import install
 
 if TYPE_CHECKING:
@@ -216,3 +217,98 @@ def _tidy(out: Path, written: Sequence[Path]) -> None:
         if isinstance(name, str) and name not in names and re.fullmatch(r"(tables|figures)/[^/\\]+", name):
             (out / name).unlink(missing_ok=True)
     write_file(record, "report", {"files": names})
+
+
+# ---- tables of sweeps and of evaluations ----------------------------------------------------------------
+
+SETTINGS = ("l", "k", "latents", "lr", "tokens")
+
+
+def sweep_files(sweep: Sweep) -> dict[str, str]:
+    """File names and their text: a table for each evaluation in three formats, and saes.csv with a row per SAE."""
+    made: dict[str, str] = {}
+    for kind in sweep.kinds:
+        table = sweep.table(kind)
+        made |= {f"{kind.name}.md": markdown(table), f"{kind.name}.tex": latex(table)}
+        made[f"{kind.name}.csv"] = comma_separated(_with_settings(sweep, kind))
+    return made | {"saes.csv": comma_separated(_every_sae(sweep))}
+
+
+def _with_settings(sweep: Sweep, kind: Kind) -> Table:
+    """A row per configuration: its settings, then each number with its range over seeds."""
+    columns = [*map(Column, ("configuration", "group", *SETTINGS, "seeds"))]
+    columns += [Column(metric.title, metric.digits, name=metric.name) for metric in kind.metrics]
+    rows = [
+        [row.label, row.group, *_settings(row, row.runs[0]), len(row.runs), *map(row.stat, map(key_of, kind.metrics))]
+        for row in sweep.measured(kind)
+    ]
+    return Table(columns, rows)
+
+
+def _every_sae(sweep: Sweep) -> Table:
+    """A row per SAE, with all numbers as they were measured."""
+    names = [metric.name for metric in sweep.metrics]
+    rows = [
+        [run["label"], row.label, row.group, *_settings(row, run), run["seed"], run["name"]]
+        + [run["values"].get(name) for name in names]
+        for row in sweep.rows
+        for run in row.runs
+    ]
+    return Table([*map(Column, ("name", "configuration", "group", *SETTINGS, "seed", "folder", *names))], rows)
+
+
+def _settings(row: Configuration, run: dict[str, Any]) -> list[float | None]:
+    """Whole numbers without a point: counts are read as floats."""
+    values = [row.l, *(run[name] for name in SETTINGS[1:])]
+    return [int(value) if value is not None and float(value).is_integer() else value for value in values]
+
+
+TABLE = "table.csv"
+HEAD = ("sae", "folder", "model", "layer", "seed", "evaluation", "metric", "value", "low", "high")
+
+
+def write_tables(folders: Sequence[Path], out: Path) -> Path:
+    """Write `out`/table.csv, a row for each number of each SAE, and `out`/saebench/KIND/..._eval_results.json.
+
+    All results in the SAEs' folders are included, not only the latest. Returns the path of the table.
+    """
+    rows: list[list[Any]] = []
+    for kind in kinds():
+        for name, folder in zip(names_of(folders), folders, strict=True):
+            content = read_result(folder, kind.name)
+            if content is None:
+                continue
+            written = result_path(folder, kind.name).stat().st_mtime
+            _write_saebench(content, folder, name, out / "saebench", int(written * 1000))
+            seed = part(content, "sae").get("seed")
+            about = (name, str(folder), content.get("model"), content.get("layer"), seed, kind.name)
+            found = [(metric.name, find(metric, content["result"])) for metric in kind.metrics]
+            rows += [[*about, metric, *value] for metric, value in found if value is not None]
+    remove_leftovers(make_folder(out), TABLE)
+    write_text(out / TABLE, comma_separated(Table([*map(Column, HEAD)], rows)))
+    return out / TABLE
+
+
+def _write_saebench(content: dict[str, Any], folder: Path, name: str, out: Path, milliseconds: int) -> None:
+    """The file where SAEBench's tools look for it, with what they read of the SAE."""
+    layout = part(content, "saebench")
+    if not layout:  # of an older evaluation
+        return
+    own, sae = folder / "sampled_sae.json", saelens_fields(folder)
+    training = part(read_file(own, "sae") if own.exists() else {}, "metadata", "training")
+    tokens = training.get("steps", 0) * training.get("batch_size", 0)
+    kind, label = str(layout["eval_type_id"]), name.replace("/", "_")
+    filled = {
+        **layout,
+        "eval_id": f"{kind}_{label}",
+        "datetime_epoch_millis": milliseconds,
+        "sae_bench_commit_hash": content.get("git_commit") or "",
+        "sae_lens_id": folder.name,
+        "sae_lens_release_id": "sampled_sae",
+        "sae_lens_version": part(sae, "metadata").get("sae_lens_version"),
+        "sae_cfg_dict": {**sae, **({"training_tokens": tokens} if tokens else {})},
+    }
+    make_folder(out / kind)
+    path = out / kind / f"sampled_sae_{label}_eval_results.json"
+    remove_leftovers(path.parent, path.name)
+    write_json(path, filled)

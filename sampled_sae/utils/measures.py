@@ -80,7 +80,7 @@ Cell = str | int | float | Stat | Value | None
 
 
 class Table(NamedTuple):
-    """A table of raw values; reporting/tables.py and reporting/terminal.py write it in each format."""
+    """A table of raw values; reporting/tables.py writes it in each format."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]  # None for a missing value; a Stat or a Value is shown with its range or interval

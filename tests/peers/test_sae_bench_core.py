@@ -14,7 +14,7 @@ import sampled_sae as ss
 from sampled_sae.evals.core.evaluate import evaluate_core_many
 from sampled_sae.evals.core.schema import CoreConfig, to_saebench
 from sampled_sae.models.language_model import LanguageModel
-from sampled_sae.reporting.tables import write_tables
+from sampled_sae.reporting.write import write_tables
 from sampled_sae.utils.files import write_json
 
 WIDTH, LAYER, LENGTH, CONTEXTS, BATCH = 32, 1, 24, 12, 4

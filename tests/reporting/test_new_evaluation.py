@@ -18,7 +18,7 @@ from sampled_sae.evals import EVALUATIONS, Evaluation
 from sampled_sae.reporting.collect import collect
 from sampled_sae.reporting.report_page import page
 from sampled_sae.reporting.sweep import sweeps
-from sampled_sae.reporting.terminal import print_evals
+from sampled_sae.reporting.tables import print_evals
 from sampled_sae.reporting.write import write_report
 from sampled_sae.utils.measures import Metric
 from tests.reporting.made_up_sweep import grid, put, write_sweep

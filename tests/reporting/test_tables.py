@@ -13,7 +13,8 @@ from sampled_sae.method import presets
 from sampled_sae.reporting.collect import collect
 from sampled_sae.reporting.pages import render
 from sampled_sae.reporting.sweep import Sweep, sweeps
-from sampled_sae.reporting.tables import comma_separated, in_markdown, sweep_files
+from sampled_sae.reporting.tables import comma_separated, in_markdown
+from sampled_sae.reporting.write import sweep_files
 from sampled_sae.utils.measures import Column, Stat, Table, listed, shown
 from tests.reporting.made_up_sweep import K, M, core, grid, write_sae, write_sweep
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sampled_sae.reporting.terminal import form_value as form
-from sampled_sae.reporting.terminal import print_evals, safe
+from sampled_sae.reporting.tables import form_value as form
+from sampled_sae.reporting.tables import print_evals, safe
 from sampled_sae.utils.measures import Value
 from tests.reporting.made_up_sweep import write_sweep
 
@@ -64,7 +64,7 @@ def test_tables_in_a_terminal_need_neither_plotly_nor_jinja2() -> None:
         "import sys; sys.modules.update(plotly=None, jinja2=None, kaleido=None)\n"
         "from sampled_sae.reporting.comparison import print_comparison\n"
         "from sampled_sae.reporting.synthetic import print_results\n"
-        "from sampled_sae.reporting.tables import write_tables\n"
+        "from sampled_sae.reporting.write import write_tables\n"
         "import sampled_sae.browser.write, sampled_sae.reporting.write\n"
     )
     # torch is imported first: it may use jinja2 itself.
