@@ -1,11 +1,13 @@
 """Runs that are killed, interrupted or go wrong on the way, and how they go on."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,32 +20,28 @@ from sampled_sae.training import checkpoint, run
 from sampled_sae.training import step as plain
 from sampled_sae.training.callbacks import Callback, read_log
 from sampled_sae.training.units import Inputs
-from tests.small_runs import QUIET, same_weights
+from tests.small_runs import QUIET, same_weights, three_saes
 
-CHILD = """
-import sys, torch, sampled_sae as ss
-from dataclasses import replace
-torch.set_num_threads(1)
-out, resume = sys.argv[1], sys.argv[2] == "resume"
-generator = torch.Generator().manual_seed(0)
-x = (torch.rand(4000, 32, generator=generator) < .1).float() @ torch.randn(32, 16, generator=generator)
-configs = [
-    replace(ss.sampled(48, 4, "uniform", l=3), auxk=ss.AuxKConfig(dead_after=2000)),
-    ss.SAEConfig(48, 4, pool=ss.PoolConfig("uniform", ss.Fraction(.4), refresh=7)),
-    ss.topk_then_batchtopk(48, 4),
-]
-ss.train(x, configs, steps=400, batch_size=200, out=out, resume=resume, checkpoint_every=20, log_every=10, device="cpu")
-"""
+CHILD = "import sys; from pathlib import Path; from tests.small_runs import three_saes; three_saes(Path(sys.argv[1]))"
 
 
-def child(out, how, **options):
+def child(out, **options):
     return subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(out), how],
+        [sys.executable, "-c", CHILD, str(out)],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[2],
         **options,
     )
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    """The weights of a training that nothing disturbs."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    three_saes(out)
+    return finished_weights(out)
 
 
 def finished_weights(out):
@@ -52,37 +50,37 @@ def finished_weights(out):
     return [ss.SAE.load(folder) for folder in folders]
 
 
-def test_killed_at_any_moment_and_resumed_ends_the_same(tmp_path):
-    assert child(tmp_path / "whole", "fresh").wait() == 0
-    wanted = finished_weights(tmp_path / "whole")
+def test_killed_at_any_moment_and_resumed_ends_the_same(tmp_path, wanted):
+    fork = multiprocessing.get_context("fork")  # a process that need not import torch again
     for attempt in range(3):
         out = tmp_path / f"killed{attempt}"
-        process = child(out, "fresh")
-        for _ in range(3):  # kill it several times, each at some moment after it has begun to make progress
+        for kill in range(3):  # each at some moment after it has made progress
+            process, before = fork.Process(target=three_saes, args=(out, kill > 0)), newest(out)
+            process.start()
             deadline = time.monotonic() + 60
-            seen = sum(1 for _ in (out / "checkpoints").glob("step-*")) if out.exists() else 0
-            while time.monotonic() < deadline and process.poll() is None:
-                now = len(list((out / "checkpoints").glob("step-*"))) if out.exists() else 0
-                if now > seen or now == 2:
-                    break
+            while time.monotonic() < deadline and process.is_alive() and newest(out) == before:
                 time.sleep(0.002)
-            time.sleep(0.013 * (attempt + 1))
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            process = child(out, "resume")
-        assert process.wait() == 0, process.stderr.read()
+            time.sleep(0.005 * (3 * attempt + kill))
+            process.kill()
+            process.join()
+        assert process.exitcode in (-signal.SIGKILL, 0)
+        three_saes(out, resume=True)
         for a, b in zip(wanted, finished_weights(out), strict=True):
             assert same_weights(a, b)
         steps = [(line["sae"], line["step"]) for line in read_log(out / "log.jsonl")]
-        assert len(steps) == len(set(steps)) == 3 * 41
+        assert len(steps) == len(set(steps)) == 3 * 21
+
+
+def newest(out):
+    """The name of the last checkpoint, if there is one."""
+    return max((path.name for path in (out / "checkpoints").glob("step-*")), default=None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_saves_and_resume_ends_the_same(number, tmp_path):
-    assert child(tmp_path / "whole", "fresh").wait() == 0
+def test_a_signal_saves_and_resume_ends_the_same(number, tmp_path, wanted):
     out = tmp_path / "stopped"
     # Under nohup the tests, and so their processes, ignore SIGHUP.
-    process = child(out, "fresh", preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
+    process = child(out, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
     while not list((out / "checkpoints").glob("step-*")):
         assert process.poll() is None
         time.sleep(0.005)
@@ -92,8 +90,8 @@ def test_a_signal_saves_and_resume_ends_the_same(number, tmp_path):
     assert "interrupted at step" in error
     step = int(error.split("interrupted at step ")[1].split(";")[0])
     assert checkpoint.load(out / "checkpoints" / f"step-{step:09d}").step == step
-    assert child(out, "resume").wait() == 0
-    for a, b in zip(finished_weights(tmp_path / "whole"), finished_weights(out), strict=True):
+    three_saes(out, resume=True)
+    for a, b in zip(wanted, finished_weights(out), strict=True):
         assert same_weights(a, b)
 
 
@@ -162,7 +160,7 @@ def test_out_of_memory_on_the_way_says_what_to_lower(activations, tmp_path):
 
 
 def test_nohup_goes_on_when_the_terminal_is_closed(tmp_path):
-    process = child(tmp_path, "fresh", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process = child(tmp_path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     while not list((tmp_path / "checkpoints").glob("step-*")):
         assert process.poll() is None
         time.sleep(0.005)
