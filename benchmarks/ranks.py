@@ -13,7 +13,7 @@ Each line of `--out` is a JSON object. Fields of all: `part`, `d_sae` (of the wh
 `d_in`, `k`, `method`, `device`, `path`, `exchange` (`none`, `simulated` or `gloo`). The parts:
 
     step              the whole step as it runs, with its exchanges; also `gib`, this rank's peak memory in training,
-                      and `start_gib`, before it: a GPU draws the start values of all ranks at once
+                      and `start_gib`, before it, when the start values are drawn
     largest           encode, this rank's own largest activations                            (GPU path)
     counts 0, ties    counts of these by value, and of those tied with the common cut        (GPU path)
     select            drop those below the common cut; order by latent                       (GPU path; CPU: all of it)

@@ -77,8 +77,8 @@ def draw_rows_(W: Tensor, draw_: Callable[[Tensor], Tensor], shard: Shard) -> No
         draw_(W)
         return
     total, flat, own = shard.number * W.numel(), W.view(-1), shard.index * W.numel()
-    # A GPU gives other numbers when they are not drawn together; a CPU draws one after the other, normal ones by 16.
-    size, start = total if W.is_cuda else DRAWN, 0
+    unit, start = _in_step(W.device), 0
+    size = unit * max(1, DRAWN // unit)
     while start < total:
         stop = total if total - start < size + 16 else start + size
         drawn = draw_(W.new_empty(stop - start))
@@ -89,7 +89,18 @@ def draw_rows_(W: Tensor, draw_: Callable[[Tensor], Tensor], shard: Shard) -> No
 
 
 DRAWN = 2**22
-"""Numbers drawn at once, most of which are for other ranks; a multiple of 16."""
+"""Numbers drawn at once, most of which are for other ranks."""
+
+
+def _in_step(device: torch.device) -> int:
+    """So many numbers, or a multiple, can be drawn by themselves before the others without a change of any.
+
+    A CPU draws one after the other, normal ones by 16; on a GPU all threads draw four each at a time.
+    """
+    if device.type != "cuda":
+        return 16
+    about = torch.cuda.get_device_properties(device)
+    return 4 * int(about.multi_processor_count) * int(about.max_threads_per_multi_processor)
 
 
 def fit_to_batch_(

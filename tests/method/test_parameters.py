@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 
@@ -86,3 +88,18 @@ def test_ranks_begin_with_their_part_of_the_same_values(decoder, m, d, monkeypat
     torch.testing.assert_close(torch.cat([own.W_dec for own, _ in made[1:]]), whole.W_dec)
     torch.testing.assert_close(torch.cat([own.W_enc for own, _ in made[1:]]), whole.W_enc)
     assert all(torch.equal(number, after) for _, number in made)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("draw", ["uniform_", "normal_"])
+@pytest.mark.parametrize("number", [2, 3, 8])
+def test_a_gpu_draws_the_same_values_in_parts(number, draw):
+    rows, d, one = 12_000, 768, torch.Generator("cuda").manual_seed(3)
+    whole = getattr(torch.empty(rows, d, device="cuda"), draw)(generator=one)
+    after = torch.rand(9, device="cuda", generator=one)
+    for index in range(number):
+        generator, W = torch.Generator("cuda").manual_seed(3), torch.empty(rows // number, d, device="cuda")
+        draw_ = partial(getattr(torch.Tensor, draw), generator=generator)
+        parameters.draw_rows_(W, draw_, Shard(Group(index, number)))
+        assert torch.equal(W, whole[index * len(W) :][: len(W)])
+        assert torch.equal(torch.rand(9, device="cuda", generator=generator), after)
