@@ -41,12 +41,24 @@ class Task:
         task = os.environ.get("SLURM_ARRAY_TASK_ID")
         ids = [os.environ.get("SLURM_ARRAY_JOB_ID"), task] if task else [os.environ.get("SLURM_JOB_ID")]
         number = "_".join(filter(None, ids))
+        if self._lacks_a_need():
+            sys.exit(1)
         try:
             work(Path(self.folder), self.name, where=f"Slurm job {number}", ranks=self.ranks)
         except Interrupted as stop:
             print(f"stopped: {stop}", file=sys.stderr)
             self._requeue(number)
             sys.exit(1)  # what Slurm does with the job was decided before
+
+    def _lacks_a_need(self) -> bool:
+        """Whether a job that this one waited for has ended unfinished; this one is cancelled then."""
+        sweep = Sweep(Path(self.folder))
+        open_needs = sweep.open_needs(self.name)
+        if open_needs:
+            error = f"not started, because {open_needs[0]} is not finished"
+            print(error, file=sys.stderr)
+            _give_up(sweep, self.name, error)
+        return bool(open_needs)
 
     def _requeue(self, number: str) -> None:
         """Put the job back into the queue, unless it was cancelled: Slurm would also requeue a cancelled one."""
@@ -98,10 +110,18 @@ def _arrays(sweep: Sweep, names: Sequence[str]) -> Iterator[tuple[tuple[str, ...
     for needs, group in groups.items():
         lost = [need for need in needs if need not in names and sweep.entry(need).state.status in ENDED]
         if lost:
-            say(f"{', '.join(group)}: not submitted, because {lost[0]} is {sweep.entry(lost[0]).state.status}")
+            error = f"not submitted, because {lost[0]} is {sweep.entry(lost[0]).state.status}"
+            say(f"{', '.join(group)}: {error}")
+            for name in group:
+                _give_up(sweep, name, error)
             continue
         for at in range(0, len(group), ARRAY):
             yield needs, group[at : at + ARRAY]
+
+
+def _give_up(sweep: Sweep, name: str, error: str) -> None:
+    with sweep.locked(name):
+        sweep.update(name, status="cancelled", error=error)
 
 
 def _sbatch_reason(error: Exception) -> str:
@@ -118,8 +138,10 @@ def require_slurm() -> None:
 
 
 def _parameters(config: SlurmConfig, name: str, needs: Sequence[str]) -> dict[str, Any]:
-    """The settings as submitit names them, for jobs that begin after those with the ids `needs` are finished."""
-    waiting = {"dependency": ":".join(["afterok", *needs]), "kill-on-invalid-dep": "yes"} if needs else {}
+    """The settings as submitit names them, for jobs that begin after those with the ids `needs` have ended."""
+    # Not afterok: a signal that comes when a job is finished, while its process ends, makes it a failed one for Slurm.
+    # A requeued job has not ended.
+    waiting = {"dependency": ":".join(["afterany", *needs])} if needs else {}
     given = {
         "job_name": f"sweep-{name}",
         "partition": config.partition,

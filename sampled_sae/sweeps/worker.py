@@ -71,6 +71,7 @@ def work(folder: Path, name: str, *, device: str | None = None, where: str = "",
         try:
             with inside(Path(sweep.cwd)):
                 _run(sweep, job, device, [Notes(sweep, job, begun - before)])
+            stop.set()  # a signal that comes now has nothing to stop
             end = {"status": "finished"}
         except (Interrupted, KeyboardInterrupt) as error:
             stop.set()  # later signals are the same request again

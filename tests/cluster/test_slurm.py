@@ -55,6 +55,17 @@ def until(sweep: Sweep, condition, seconds: float = 240) -> list:
     raise AssertionError(f"{seen}\n{logs}")
 
 
+def stand_still(sweep: Sweep, files: dict[str, Path], seconds: float = 240) -> None:
+    """Stop the process of each job as soon as its file is there."""
+    end, left = time.monotonic() + seconds, dict(files)
+    while left:
+        assert time.monotonic() < end, left
+        time.sleep(0.01)
+        for name in [name for name, file in left.items() if file.exists()]:
+            del left[name]
+            os.kill(int(re.match(r".*:(\d+)", sweep.entry(name).state.worker)[1]), signal.SIGSTOP)
+
+
 def ended(seen: list) -> bool:
     return all(each.status in ("finished", "failed", "cancelled") for each in seen)
 
@@ -146,14 +157,15 @@ def test_failures_retries_and_cancellation(tmp_path, make_spec):
 
 def test_jobs_wait_for_a_cache_whose_writers_are_preempted(tmp_path, cluster, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    settings = {"steps": 3000, "cache": {"parts": 2, "shard_tokens": 2000}}
+    settings = {"steps": 800, "cache": {"parts": 2, "shard_tokens": 500}}
     spec = make_cached_spec(tmp_path, slurm=SPEC["slurm"], **settings)
     launch(spec, tmp_path / "s", "slurm")
     sweep = Sweep(tmp_path / "s")
     writers, readers = sweep.names[:2], sweep.names[2:]
-    until(sweep, lambda seen: [each.status for each in seen[:2]] == ["running"] * 2)
-    assert {each.status for each in look(sweep)[2:]} == {"queued"}
-    until(sweep, lambda seen: len(list(tmp_path.glob("s/caches/*/parts/*/part.json"))) == 2)
+    # Both stand still in the middle of their part, until Slurm lets them go on to stop them (it sends SIGCONT first).
+    parts = sweep.folder / str(sweep.entry(writers[0]).job.cache) / "parts"
+    stand_still(sweep, {name: parts / f"{n}-of-2" / "part.json" for n, name in enumerate(writers, start=1)})
+    assert [each.status for each in look(sweep)] == ["running"] * 2 + ["queued"] * 2
     blocker = ["sbatch", "--partition=high", "--ntasks=2", "--output=/dev/null", "--wrap=sleep 2"]
     subprocess.run(blocker, check=True, capture_output=True)
     seen = until(sweep, ended)
@@ -167,9 +179,12 @@ def test_jobs_wait_for_a_cache_whose_writers_are_preempted(tmp_path, cluster, mo
     failed = Sweep(tmp_path / "t")
     seen = until(failed, ended)
     assert [each.status for each in seen] == ["failed", "failed", "cancelled", "cancelled"]
+    assert [each.error for each in seen[2:]] == [f"not started, because {writers[0]} is not finished"] * 2
     (tmp_path / "away").rename(tmp_path / "text.txt")
     launch(spec, tmp_path / "t", "slurm")  # without --retry-failed: nothing can run
-    assert [each.status for each in look(failed)][:2] == ["failed", "failed"]
+    seen = look(failed)
+    assert [each.status for each in seen] == ["failed", "failed", "cancelled", "cancelled"]
+    assert [each.error for each in seen[2:]] == [f"not submitted, because {writers[0]} is failed"] * 2
     launch(spec, tmp_path / "t", "slurm", retry_failed=True)
     until(failed, lambda seen: all(each.status == "finished" for each in seen))
     for name in readers:

@@ -9,6 +9,7 @@ from sampled_sae.config import write_file
 from sampled_sae.sweeps import launch, look, slurm
 from sampled_sae.sweeps.store import Sweep
 from sampled_sae.utils.errors import UserError
+from tests.sweeps.conftest import make_cached_spec
 
 # Lines of `scontrol show job -o` of Slurm 22.05, shortened.
 RUNNING = "JobId=3 ArrayJobId=2 ArrayTaskId=0 ArrayTaskThrottle=2 JobName=s JobState=RUNNING Reason=None Restarts=1"
@@ -64,6 +65,20 @@ def test_without_an_answer_of_slurm_the_records_are_shown(tmp_path, make_spec, s
     scontrol("", 1, "slurm_load_jobs error: Unable to contact slurm controller")
     assert [each.status for each in look(sweep)] == ["running"]
     assert "scontrol: does not answer" in capsys.readouterr().err
+
+
+def test_a_job_is_cancelled_where_one_that_it_needs_ended_unfinished(tmp_path):
+    sweep = Sweep.start(tmp_path / "s", make_cached_spec(tmp_path))
+    *writers, reader, _ = sweep.names
+    sweep.update(writers[0], status="finished")
+    with pytest.raises(SystemExit):
+        slurm.Task(str(sweep.folder), reader, 1)()
+    state = sweep.entry(reader).state
+    assert (state.status, state.attempts) == ("cancelled", 0)
+    assert state.error == f"not started, because {writers[1]} is not finished"
+    sweep.update(writers[1], status="failed")
+    assert [group for _, group in slurm._arrays(sweep, [reader]) if group] == []
+    assert sweep.entry(reader).state.error == f"not submitted, because {writers[1]} is failed"
 
 
 def test_without_submitit_or_slurm_nothing_is_written(tmp_path, make_spec, monkeypatch):

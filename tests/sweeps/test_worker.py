@@ -92,6 +92,20 @@ def test_a_signal_outside_of_training_stops_the_job_too(tmp_path, make_spec, mon
     assert sweep.entry("a").state.status == "interrupted"
 
 
+def test_a_signal_to_a_job_that_is_finished_changes_nothing(tmp_path, make_spec, monkeypatch):
+    sweep, update = Sweep.start(tmp_path / "s", make_spec()), Sweep.update
+    monkeypatch.setattr(worker, "_run", lambda *a: None)
+
+    def with_signal(*of, **changes):
+        if changes.get("status") == "finished":
+            os.kill(os.getpid(), signal.SIGUSR2)
+        return update(*of, **changes)
+
+    monkeypatch.setattr(Sweep, "update", with_signal)
+    worker.work(sweep.folder, "a", device="cpu")
+    assert sweep.entry("a").state.status == "finished"
+
+
 def test_an_error_is_kept_in_one_line(tmp_path, make_spec, monkeypatch):
     sweep = Sweep.start(tmp_path / "s", make_spec("missing"))
     with pytest.raises(UserError):
