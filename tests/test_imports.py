@@ -13,6 +13,7 @@ TRAIN = """
 import torch, sampled_sae as ss
 [sae] = ss.train(torch.randn(500, 8), [ss.sampled(32, 2)], steps=5, batch_size=50, device="cpu")
 assert sae(torch.randn(3, 8)).shape == (3, 8)
+assert "torch._dynamo" not in sys.modules  # torch's compiler: seconds
 """
 
 

@@ -48,6 +48,24 @@ ROWS_AT_ONCE = {"cpu": 512}
 each part waits for the device once."""
 
 
+def adam_(
+    W: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, count: Tensor, lr: float, config: OptimizerConfig
+) -> None:
+    """Adam's step for W of any shape in place; `count` are the steps before. The class `torch.optim.Adam` does the same
+    but first imports torch's compiler, which takes longer than importing torch."""
+    adam(
+        *([W], [gradient], [mean], [square], [], [count]),
+        lr=lr,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        eps=config.eps,
+        weight_decay=0.0,
+        amsgrad=False,
+        maximize=False,
+        fused=W.device.type in ("cpu", "cuda"),
+    )
+
+
 def cautious_adam_(
     W: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, updates: int, lr: float, config: OptimizerConfig
 ) -> None:
@@ -60,17 +78,7 @@ def cautious_adam_(
     for w, g, m, s in zip(*(tensor.split(rows) for tensor in (W, gradient, mean, square)), strict=True):
         step = torch.zeros_like(w)
         count = torch.tensor(float(updates - 1), device=w.device)
-        adam(  # moves from 0, so `step` is what it would add
-            *([step], [g], [m], [s], [], [count]),
-            lr=lr,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            eps=config.eps,
-            weight_decay=0.0,
-            amsgrad=False,
-            maximize=False,
-            fused=w.device.type in ("cpu", "cuda"),
-        )
+        adam_(step, g, m, s, count, lr, config)  # moves from 0, so `step` is what it would add
         part = (m * g).sign_().clamp_min_(0)  # comparisons are slower on a CPU
         share = part.mean(dim=1, keepdim=True)
         part.div_(share.clamp_min(LEAST_SHARE))
@@ -85,49 +93,34 @@ class Optimizer:
     def __init__(self, weights: Weights, config: OptimizerConfig, shard: Shard = WHOLE):
         self.weights, self.config, self.shard = weights, config, shard
         self.updates = 0
-        fused = weights.W_dec.device.type in ("cpu", "cuda")
-        self.adam = torch.optim.Adam(
-            [{"params": [weight]} for weight in weights],
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            fused=fused,
-        )
+        self.moments: dict[str, dict[str, Tensor]] = {}
+        """Of each tensor: Adam's moments and step count, under the names that `torch.optim.Adam` has for them."""
 
     def update(self, gradients: Weights, lr: float) -> Tensor:
         """One step in place; returns the gradient's norm before it was scaled."""
         remove_parallel_(gradients.W_dec, self.weights.W_dec)
         norm = scale_(gradients, self.config, self.shard)
         self.updates += 1
-        for group, name, weight, gradient in zip(
-            self.adam.param_groups, self.weights._fields, self.weights, gradients, strict=True
-        ):
-            group["lr"] = lr * getattr(self.config.rates, name, 1.0)
+        for name, weight, gradient in zip(self.weights._fields, self.weights, gradients, strict=True):
+            rate, own = lr * getattr(self.config.rates, name, 1.0), self._moments(name, weight)
             if self.config.cautious and weight.ndim == 2:
-                self._cautious(weight, gradient, group["lr"])
+                own["step"] += 1
+                cautious_adam_(weight, gradient, own["exp_avg"], own["exp_avg_sq"], self.updates, rate, self.config)
             else:
-                weight.grad = gradient
-        self.adam.step()
-        for weight in self.weights:
-            weight.grad = None
+                adam_(weight, gradient, own["exp_avg"], own["exp_avg_sq"], own["step"], rate, self.config)
         unit_rows_(self.weights.W_dec)
         return norm
 
-    def _cautious(self, W: Tensor, gradient: Tensor, lr: float) -> None:
-        """A cautious step of one matrix, whose moments lie where torch's Adam has those of the biases."""
-        state = self.adam.state[W]
-        if not state:
-            step = torch.zeros((), device=W.device if W.device.type == "cuda" else "cpu")
-            state.update(step=step, exp_avg=torch.zeros_like(W), exp_avg_sq=torch.zeros_like(W))
-        state["step"] += 1
-        cautious_adam_(W, gradient, state["exp_avg"], state["exp_avg_sq"], self.updates, lr, self.config)
+    def _moments(self, name: str, weight: Tensor) -> dict[str, Tensor]:
+        if name not in self.moments:
+            step = torch.zeros((), device=weight.device if weight.device.type == "cuda" else "cpu")
+            zeros = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+            self.moments[name] = {"step": step, **zeros}
+        return self.moments[name]
 
     def state(self) -> dict[str, Tensor]:
         """Adam's moments and step count by name; empty before the first step."""
-        return {
-            f"{name}.{key}": value
-            for name, weight in zip(self.weights._fields, self.weights, strict=True)
-            for key, value in self.adam.state[weight].items()
-        }
+        return {f"{name}.{key}": value for name, own in self.moments.items() for key, value in own.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """The inverse of `state`."""
@@ -135,7 +128,7 @@ class Optimizer:
             own = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
             if own:
                 self.updates = int(own["step"])
-                self.adam.state[weight] = {
+                self.moments[name] = {
                     "step": own["step"].cpu() if weight.device.type == "cpu" else own["step"].to(weight.device),
                     "exp_avg": own["exp_avg"].to(weight.device),
                     "exp_avg_sq": own["exp_avg_sq"].to(weight.device),
