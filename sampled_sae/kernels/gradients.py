@@ -19,50 +19,41 @@ from sampled_sae.method.selection import Outcome
 
 
 @triton.jit
-def _put_rows(from_enc, from_dec, bias, encoders, W_dec, latents, first, to_enc, to_dec, slot, b_enc, sums,
-              n, parts, m, d, stride, width,
-              PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    c, part = tl.arange(0, BLOCK), tl.arange(0, PARTS)
-    j = tl.load(latents + i, mask=i < n, other=m)
-    there = j < m
-    inside = there[:, None] & (c < d)[None, :]
-    at = i[:, None] * stride + c[None, :]
-    on_enc = tl.load(from_enc + at, mask=inside, other=0.0)
-    on_dec = tl.load(from_dec + at, mask=inside, other=0.0)
-    along = tl.sum(on_dec * tl.load(W_dec + j[:, None] * d + c[None, :], mask=inside, other=0.0), axis=1)
-    of_parts = (part < parts)[:, None] & there[None, :]
-    on_bias = tl.sum(tl.load(bias + part[:, None] * n + i[None, :], mask=of_parts, other=0.0), axis=0)
-    through = tl.sum(on_bias[:, None] * tl.load(encoders + at, mask=inside, other=0.0).to(tl.float32), axis=0)
-    to = tl.where(first < 0, j, first + i)
-    tl.store(to_enc + to[:, None] * d + c[None, :], on_enc, mask=inside)
-    tl.store(to_dec + to[:, None] * d + c[None, :], on_dec, mask=inside)
-    tl.store(slot + j, to.to(tl.int32), mask=there)
-    tl.store(b_enc + j, on_bias, mask=there)
-    sums += tl.program_id(0) * width
-    tl.store(sums + c, through, mask=c < stride)
-    square = tl.sum(tl.sum(on_enc * on_enc + on_dec * on_dec, axis=1) - along * along + on_bias * on_bias)
-    tl.store(sums + stride, square)
+def _put_rows(from_enc, from_dec, bias, W_dec, latents, first, to_enc, to_dec, slot, b_enc, energy, m, d, stride,
+              BLOCK: tl.constexpr):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64)
+    j = tl.load(latents + i)
+    square = 0.0
+    if j < m:
+        to = tl.where(first < 0, j, first + i)
+        c = tl.arange(0, BLOCK)
+        inside = c < d
+        on_enc = tl.load(from_enc + i * stride + c, mask=inside, other=0.0)
+        on_dec = tl.load(from_dec + i * stride + c, mask=inside, other=0.0)
+        along = tl.sum(on_dec * tl.load(W_dec + j * d + c, mask=inside, other=0.0))
+        tl.store(to_enc + to * d + c, on_enc, mask=inside)
+        tl.store(to_dec + to * d + c, on_dec, mask=inside)
+        tl.store(slot + j, to.to(tl.int32))
+        on_bias = tl.load(bias + i)
+        tl.store(b_enc + j, on_bias)
+        square = tl.sum(on_enc * on_enc) + tl.sum(on_dec * on_dec) - along * along + on_bias * on_bias
+    tl.store(energy + i, square)
 
 
-def put_rows_(found: LatentRows, W_dec: Tensor, latents: Tensor, into: Rows, first: int) -> tuple[Tensor, Tensor]:
+def put_rows_(found: LatentRows, W_dec: Tensor, latents: Tensor, into: Rows, first: int) -> Tensor:
     """Put the gradients of the latents [n] (m: an empty slot) among others, which have none of these latents.
 
     Their rows come one after the other from row `first` on, or each is its latent's own row if `first` is negative.
-    Returns the part of b_dec's gradient that comes through their encoders [d], to be subtracted, and their squared norm
-    without the decoder's part along its unit rows W_dec [m, d].
+    Returns their squared norm without the decoder's part along its unit rows W_dec [m, d].
     """
-    (m, d), (n, stride), parts = W_dec.shape, found.encoders.shape, len(found.b_enc)
+    m, d = W_dec.shape
+    energy = torch.empty(len(latents), device=W_dec.device)
     block = triton.next_power_of_2(d)
-    rows = max(1, 2**12 // block)
-    sums = torch.empty(triton.cdiv(n, rows), stride + 16, device=W_dec.device)
-    _put_rows[(len(sums),)](
-        found.W_enc, found.W_dec, found.b_enc, found.encoders, W_dec, latents, first,
-        into.W_enc, into.W_dec, into.slot, into.b_enc, sums, n, parts, m, d, stride, sums.shape[1],
-        PARTS=triton.next_power_of_2(parts), ROWS=rows, BLOCK=block, num_warps=8,
+    _put_rows[(len(latents),)](
+        found.W_enc, found.W_dec, found.b_enc, W_dec, latents, first, into.W_enc, into.W_dec, into.slot, into.b_enc,
+        energy, m, d, found.W_enc.shape[1], BLOCK=block, num_warps=4 if block <= 2048 else 8,
     )  # fmt: skip
-    total = sums.sum(0)
-    return total[:d], total[stride]
+    return energy.sum()
 
 
 class KeptCodes(NamedTuple):
@@ -185,7 +176,7 @@ def _pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes,
     total = out.sum(0, dtype=torch.float32)
     if beside is not None:
         beside.follow(out, total, scale)
-    found = latent_rows((codes.f, out @ dec.T), (out, copies.x), rows_of(copies.W_enc, latents))
+    found = latent_rows((codes.f, out @ dec.T), (out, copies.x), rows_of(copies.W_enc, latents), d)
     G_enc, G_dec = torch.empty(len(latents), d, device=x.device), torch.empty(len(latents), d, device=x.device)
     slot = torch.full((m,), -1, dtype=torch.int32, device=x.device)
     rows = Rows(G_enc, G_dec, slot, torch.zeros(m, device=x.device), torch.zeros((), device=x.device))
@@ -208,6 +199,6 @@ def _with_dead(done: Pass, found: LatentRows, weights: Parameters, dead: Tensor)
 
 def _with_rows(done: Pass, found: LatentRows, weights: Parameters, latents: Tensor, first: int) -> Pass:
     """Put the gradients of the latents [n] into the rows from `first` on, or into their own if it is negative."""
-    through, energy = put_rows_(found, weights.W_dec, latents, done.rows, first)
+    energy = put_rows_(found, weights.W_dec, latents, done.rows, first)
     rows = done.rows._replace(energy=done.rows.energy + energy)
-    return done._replace(rows=rows, through_encoder=done.through_encoder + through)
+    return done._replace(rows=rows, through_encoder=done.through_encoder + found.through_encoder)

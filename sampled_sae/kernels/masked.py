@@ -11,58 +11,53 @@ from sampled_sae.kernels.select import cut_into_blocks, cut_rows
 
 WHOLE_ROWS = 2**14
 """Latents of which a program holds a token's row in its registers."""
-PER_WARP = 2**10
+PER_WARP = 2**11
 """Values of such a row for each warp."""
 
 
-HALVES = tl.constexpr(0x10001)
-"""The lowest bit of each half of a pair ..."""
-TOPS = tl.constexpr(0x80008000 - 2**32)
-"""... and the highest."""
+@triton.jit
+def _reach(value, a, b):
+    """How many of up to 2^15 values reach a and b: two counts in one sum, because each sum waits for all threads."""
+    counts = tl.sum((value >= a).to(tl.int32) + ((value >= b).to(tl.int32) << 16))
+    return counts & 0xFFFF, counts >> 16
 
 
 @triton.jit
-def _cut_whole_rows(pairs, width, keep, BLOCK: tl.constexpr):
-    """Keep the `keep` largest positive values of a row and set the others to 0; ties go to the lowest position.
-
-    Two neighbors, 15 bits each once those below 0 are gone, are compared in one subtraction: with its highest bit set
-    before, a half keeps that bit if it reaches what is subtracted, and takes none from the other half.
-    """
-    row = pairs + tl.program_id(0).to(tl.int64) * width
+def _cut_whole_rows(bits, width, keep, BLOCK: tl.constexpr):
+    """Keep the `keep` largest positive values of a row and set the others to 0; ties go to the lowest position."""
+    row = bits + tl.program_id(0).to(tl.int64) * width
     c = tl.arange(0, BLOCK)
-    two = tl.load(row + c, mask=c < width, other=0)
-    two = two & ~(((two >> 15) & HALVES) * 0xFFFF)
-    marked = two | TOPS
-    # The cut is at `low` or above and below `high`, which `above` values reach.
-    low, above = 1, 0
-    high = tl.maximum(tl.max(tl.maximum(two >> 16, two & 0xFFFF)), 1) + 1
-    test = tl.maximum(high - 256, 2)  # a factor of 4 below the largest
+    value = tl.load(row + c, mask=c < width, other=-1).to(tl.int32)
+    # The cut is at `low` or above and below `high`, which `above` values reach: thirds that do not hold it drop out.
+    high = tl.maximum(tl.max(value), 1) + 1
+    a, b = tl.maximum(high - 512, 1), tl.maximum(high - 192, 1)  # factors of 16 and 2.8 below the largest
+    from_a, from_b = _reach(value, a, b)
+    above = tl.where(from_b >= keep, 0, tl.where(from_a >= keep, from_b, tl.where(a > 1, from_a, 0)))
+    low = tl.where(from_b >= keep, b, tl.where(from_a >= keep, a, 1))
+    high = tl.where(from_b >= keep, high, tl.where(from_a >= keep, b, tl.maximum(a, 2)))
     while high - low > 1:
-        both = tl.sum(((marked - test * HALVES) >> 15) & HALVES)
-        reach = (both & 0xFFFF) + (both >> 16)
-        above = tl.where(reach >= keep, above, reach)
-        high = tl.where(reach >= keep, high, test)
-        low = tl.where(reach >= keep, test, low)
-        test = (low + high) // 2
+        third = (high - low + 1) // 3
+        a = low + third
+        b = tl.maximum(high - third, a)
+        from_a, from_b = _reach(value, a, b)
+        above = tl.where(from_b >= keep, above, tl.where(from_a >= keep, from_b, from_a))
+        high = tl.where(from_b >= keep, high, tl.where(from_a >= keep, b, a))
+        low = tl.where(from_b >= keep, b, tl.where(from_a >= keep, a, low))
     room = keep - above
-    larger = ((marked - (low + 1) * HALVES) >> 15) & HALVES
-    tie = (((marked - low * HALVES) >> 15) & HALVES) - larger
-    first = tie & 1
-    ties = first + (tie >> 16)
-    until = tl.cumsum(ties, 0)
-    kept = larger | (tie & ((until - ties + first <= room).to(tl.int32) + ((until <= room).to(tl.int32) << 16)))
-    tl.store(row + c, marked & (kept * 0x7FFF), mask=c < width)
+    tie = (value == low).to(tl.int32)
+    kept = (value > low) | ((tie > 0) & (tl.cumsum(tie, 0) <= room))
+    tl.store(row + c, tl.where(kept, value, 0).to(tl.int16), mask=c < width)
 
 
 def keep_largest_of_rows_(z: Tensor, keep: int) -> None:
     """Keep the `keep` largest positive values of each row of z [tokens, n] bfloat16, in place; the others become 0."""
     tokens, width = z.shape
-    if width > WHOLE_ROWS or width % 2:
+    if width > WHOLE_ROWS:
         cut_rows(cut_into_blocks(z, keep), keep, dense=True)
         return
-    block = max(16, triton.next_power_of_2(width // 2))
-    warps = max(1, min(16, 2 * block // PER_WARP))
-    _cut_whole_rows[(tokens,)](z.view(torch.int32), width // 2, keep, BLOCK=block, num_warps=warps)
+    block = max(16, triton.next_power_of_2(width))
+    warps = max(1, min(16, block // PER_WARP))
+    _cut_whole_rows[(tokens,)](z.view(torch.int16), width, keep, BLOCK=block, num_warps=warps)
 
 
 MASK_ROWS, MASK_AT_ONCE, MASK_BLOCK = 32, 4, 256
@@ -98,7 +93,6 @@ def _mask_columns(f, g, sums, tokens, width, GRADIENT: tl.constexpr, ROWS: tl.co
 
 
 def _sums(f: Tensor, g: Tensor | None) -> Tensor:
-    """Sums of the columns over parts of the tokens [parts, n]."""
     tokens, width = f.shape
     parts = triton.cdiv(tokens, MASK_ROWS)
     sums = torch.empty(parts, width, device=f.device)
@@ -106,15 +100,14 @@ def _sums(f: Tensor, g: Tensor | None) -> Tensor:
         f, f if g is None else g, sums, tokens, width, GRADIENT=g is not None,
         ROWS=MASK_ROWS, AT_ONCE=MASK_AT_ONCE, BLOCK=MASK_BLOCK, num_warps=1,
     )  # fmt: skip
-    return sums
+    return sums.sum(0)
 
 
 def mask_(g: Tensor, f: Tensor) -> Tensor:
-    """Set g [tokens, n] to 0 where f [tokens, n] is not positive, in place; returns parts [*, n] of its column
-    sums in float32."""
+    """Set g [tokens, n] to 0 where f [tokens, n] is not positive, in place; returns its column sums [n] float32."""
     return _sums(f, g)
 
 
 def counts(f: Tensor) -> Tensor:
     """f [tokens, n] -> number of positive values in each column [n] float32."""
-    return _sums(f, None).sum(0)
+    return _sums(f, None)
