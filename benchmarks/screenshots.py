@@ -16,8 +16,10 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
+from sampled_sae.config import read_file, write_file
 from sampled_sae.method import presets
 from sampled_sae.method.config import Multiplier, OptimizerConfig, PoolConfig, Released, SAEConfig
+from sampled_sae.reporting.synthetic import write_page
 from sampled_sae.reporting.write import write_report
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -29,6 +31,9 @@ BESIDE = """
 #results { display: grid; grid-template-columns: 1fr 1fr; gap: 0 2rem; border: 0; margin: 0; padding: 0.5rem; }
 #results > h2, #results > .pair, #results > .key ~ .key { display: none; }
 #results > .key { grid-column: 1 / -1; }
+#results > figure { display: flex; flex-direction: column; margin-top: 0; }
+#results .plot { margin-top: auto; }
+#training > h2, #training > .note, #training figure:nth-child(n + 3) { display: none; }
 main { max-width: none !important; }
 """
 
@@ -63,12 +68,31 @@ def smollm2(folder: Path) -> Path:
     return write_report([folder / "saes"], folder / "out", figures=False).page
 
 
+def synthetic(folder: Path) -> Path:
+    """Write the page of docs/synthetic, its methods named as `--methods` names them; return it."""
+    results = read_file(DOCS / "synthetic" / "results.json", "synthetic")
+    for run in results["saes"]:
+        _, lr, rest = run["label"].partition(" lr=")
+        run["label"] = presets.spec(SAEConfig.from_dict(run["config"])) + lr + rest
+    write_file(folder / "results.json", "synthetic", results)
+    return write_page(folder)
+
+
 def opened(browser: Any, path: Path, width: int, height: int, address: str = "", scheme: str = "light") -> Page:
     """A page from disk, once it is drawn."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page: Page = context.new_page()
     page.goto(path.resolve().as_uri() + address)
     page.wait_for_timeout(1500)
+    return page
+
+
+def beside(browser: Any, path: Path) -> Page:
+    """The page of a synthetic experiment, its two figures of results side by side."""
+    page = opened(browser, path, 1500, 900)
+    page.add_style_tag(content=BESIDE)
+    page.evaluate("dispatchEvent(new Event('resize'))")
+    page.wait_for_timeout(1000)
     return page
 
 
@@ -83,12 +107,12 @@ def main() -> None:
         page = opened(browser, smollm2(Path(folder)), 1120, 900)
         page.locator("#s0-summary").screenshot(path=IMAGES / "report-summary.png")
         page.locator("#s0-compare").screenshot(path=IMAGES / "report.png")
+        page = beside(browser, synthetic(Path(folder)))
+        page.locator("#results").screenshot(path=IMAGES / "synthetic-table.png")
         if given.demo:
-            page = opened(browser, given.demo / "index.html", 1500, 900)
-            page.add_style_tag(content=BESIDE)
-            page.evaluate("dispatchEvent(new Event('resize'))")
-            page.wait_for_timeout(1000)
+            page = beside(browser, given.demo / "index.html")
             page.locator("#results").screenshot(path=IMAGES / "demo.png")
+            page.locator("#training").screenshot(path=IMAGES / "demo-curves.png")
         if given.browser:
             index = given.browser / "index.html"
             page = opened(browser, index, 1400, 900)
