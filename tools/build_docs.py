@@ -108,7 +108,7 @@ def paragraphs(group: Group) -> str:
 
 def table(options: Sequence[Option]) -> list[str]:
     """Flags with their descriptions."""
-    rows = ["| option | |", "|---|---|"]
+    rows = ["| option | meaning |", "|---|---|"]
     for option in options:
         flag = f"{option.flag} {option.metavar}".strip()
         rows.append(f"| `{flag.replace('|', ' or ')}` | {plain(option.text)} |")

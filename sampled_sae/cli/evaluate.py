@@ -178,8 +178,8 @@ class Report:
                 print(f"{what}: {paths[0].parent} ({len(paths)} files)")
         missing = [table for table in written.paper_tables if isinstance(table, Missing)]
         if missing:
-            reasons = "; ".join(dict.fromkeys(shown(table.why) for table in missing))
-            print(f"Of the paper's tables {len(missing)} are missing: {reasons}")
+            reasons = dict.fromkeys(f"  {shown(table.why)}" for table in missing)
+            print(f"Missing of the paper's tables: {len(missing)}", *reasons, sep="\n")
 
 
 @dataclass(frozen=True)

@@ -248,9 +248,9 @@ class Finding:
             return f"{what}: {first} is best, {self.value()}, ahead of {second}; {self.seeds}."
         ends = f"from {self.value()} ({first}) to {self.value(-1)} ({last}){self._base(name, 0, len(self.rows) - 1)}"
         if self.single:
-            return f"{what} goes {ends}."
+            return f"{what} ranges {ends}."
         among = "all" if len(self.tied) == len(self.rows) else f"{len(self.tied)} of {len(self.rows)}"
-        return f"{what}: no clear winner among {among} configurations. Means go {ends}; {self.seeds}."
+        return f"{what}: no clear winner among {among} configurations. Means range {ends}; {self.seeds}."
 
     def _base(self, name: Name, *told: int) -> str:
         """The value of BatchTopK, unless its row is among those that were told."""

@@ -68,7 +68,7 @@ def paper_tables(found: Found, made: Sequence[Sweep], before: Sequence[str]) -> 
     swept_ = [swept(sweep, prefix) for sweep, prefix in zip(made, before, strict=True)]
     comparisons = [compared(content, _after(folder, i)) for i, (folder, content) in enumerate(found.comparisons)]
     parts = [
-        *(synthetic or [_without(_synthetic({"saes": []}, ""), "results of the synthetic experiment", "synthetic")]),
+        *(synthetic or [_without(_synthetic({"saes": []}, ""), "result of the synthetic experiment", "synthetic")]),
         *(swept_ or [_without(swept(empty), "SAE", "train")]),
         *(comparisons or [_without(compared({}, ""), "compare.json", "compare")]),
     ]

@@ -153,8 +153,10 @@ def counted(number: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss or m:ss."""
+    """Seconds as h:mm:ss or m:ss; several days in days."""
     hours, rest = divmod(int(seconds), 3600)
+    if hours >= 72:
+        return f"{hours / 24:,.0f} days"
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 

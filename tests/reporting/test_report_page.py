@@ -76,7 +76,7 @@ def test_no_winner_within_noise_or_with_one_seed(tmp_path: Path) -> None:
     assert "no clear winner among " in noisy
     alone = html(write_sweep(tmp_path / "alone", seeds=(0,)))
     assert row_of(alone, "FVU").startswith("<td>not known: one SAE each</td>")
-    assert "<b>FVU</b> goes from 0.100 (<b>batchtopk</b>) to " in alone and "none is named best" in alone
+    assert "<b>FVU</b> ranges from 0.100 (<b>batchtopk</b>) to " in alone and "none is named best" in alone
     assert "</b> is best" not in alone
     assert 'class="best' not in alone and 'class="best' in html(write_sweep(tmp_path / "two"))
 

@@ -118,17 +118,17 @@ def test_every_sae_and_figure_is_there(tmp_path: Path) -> None:
 def test_summary_follows_the_numbers(tmp_path: Path) -> None:
     text = page(tmp_path, results(*several()))
     assert (
-        "<b>Held-out FVE at the inference threshold</b>: no clear winner among all configurations. Means go from 0.900"
+        "<b>Held-out FVE at the inference threshold</b>: no clear winner among all configurations. Means range from 0.900"
         in text
     )
     assert "<b>Share of true features recovered</b> is 0.500 for all 4 configurations" in text
     worse = [run | {"fve_heldout_threshold": 0.1} if run["label"] == "TopK" else run for run in several()]
-    assert "Means go from 0.700 (<b>BatchTopK</b>)" in page(tmp_path, results(*worse))
+    assert "Means range from 0.700 (<b>BatchTopK</b>)" in page(tmp_path, results(*worse))
 
 
 def test_one_seed_names_no_winner(tmp_path: Path) -> None:
     text = page(tmp_path, results(*(run for run in several() if run["seed"] == 0)))
-    assert "goes from 0.900 (<b>TopK</b>) to -3.000 (<b>uniform l=5</b>); <b>BatchTopK</b> has 0.700." in text
+    assert "ranges from 0.900 (<b>TopK</b>) to -3.000 (<b>uniform l=5</b>); <b>BatchTopK</b> has 0.700." in text
     assert "the noise between seeds is not known" in text and "best," not in text and 'class="best' not in text
 
 

@@ -50,8 +50,8 @@ def test_seeds_that_read_the_same_have_no_range() -> None:
     def text(high: float) -> str:
         return said(sae("a", 0, fve_heldout_threshold=0.9), sae("a", 1, fve_heldout_threshold=high), sae("b"))
 
-    assert "Means go from 0.900 (a) to 0.700 (b)" in text(0.9001)
-    assert "Means go from 0.905 (0.900 to 0.910) (a) to 0.700 (b)" in text(0.91)
+    assert "Means range from 0.900 (a) to 0.700 (b)" in text(0.9001)
+    assert "Means range from 0.905 (0.900 to 0.910) (a) to 0.700 (b)" in text(0.91)
 
 
 def test_a_winner_needs_seeds() -> None:

@@ -50,7 +50,7 @@ def test_a_terminal_gets_a_bar(capsys):
 
 
 def test_words():
-    assert [clock(5), clock(65), clock(3700)] == ["0:05", "1:05", "1:01:40"]
+    assert [clock(5), clock(65), clock(3700), clock(1e6)] == ["0:05", "1:05", "1:01:40", "12 days"]
     assert [speed(2.5, "steps"), speed(0.05, "SAEs")] == ["2.5 steps/s", "3 SAEs/min"]
     assert speed(300, "steps", (4096, "tokens")) == "1.2M tokens/s"
     assert [counted(n) for n in (5, 0.25, 123.4, 9999, 56_700, 999_999, 25e6)] == [
