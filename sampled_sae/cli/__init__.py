@@ -8,7 +8,6 @@ import os
 import re
 import select
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -22,9 +21,10 @@ import tyro
 
 from sampled_sae import __version__
 from sampled_sae.cli.help import Command, command_help, overview
-from sampled_sae.utils.errors import Interrupted, UserError
+from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import shown
-from sampled_sae.utils.ranks import first_to_fail, number_of_ranks, own_rank
+from sampled_sae.utils.ranks import own_rank
+from sampled_sae.utils.watch import exiting
 
 PROGRAM = "sampled-sae"
 HELP = ("-h", "--help")
@@ -53,22 +53,10 @@ BROKEN_PIPE = 141
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 2 for a user error, 130 for an interruption, 141 if the output has no reader."""
-    with warnings.catch_warnings(), _exit_on_broken_pipe():
+    with warnings.catch_warnings(), _exit_on_broken_pipe(), exiting():
         warnings.showwarning = _one_line_warning
-        try:
-            with _printing_once():
-                _run(sys.argv[1:] if arguments is None else arguments)
-        except Interrupted as stop:
-            _end(f"stopped: {shown(stop)}", 130)
-        except UserError as error:
-            _end(f"error: {shown(error)}", 2)
-        except KeyboardInterrupt:
-            _end("stopped", 130)
-        except Exception:
-            if number_of_ranks() == 1:
-                raise
-            first_to_fail()  # the other ranks have nothing to add
-            _end(traceback.format_exc(), 1, always=True)
+        with _printing_once():
+            _run(sys.argv[1:] if arguments is None else arguments)
 
 
 @contextmanager
@@ -80,15 +68,6 @@ def _printing_once() -> Iterator[None]:
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(redirect_stderr(nowhere))
         yield
-
-
-def _end(line: str, code: int, always: bool = False) -> None:
-    """Print an error and exit; of several ranks, the first to fail prints it."""
-    if always or first_to_fail():
-        print(line, file=sys.stderr, flush=True)
-    if number_of_ranks() > 1:
-        os._exit(code)  # threads that wait for a rank which has ended would keep this one
-    sys.exit(code)
 
 
 def _one_line_warning(message: Warning | str, *place: Any, **rest: Any) -> None:

@@ -11,7 +11,7 @@ import shutil
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -142,19 +142,16 @@ def write_cache(
         writer.write_part(plain, part)
 
 
+@dataclass
 class _Writer:
     """Writes shards of one cache."""
 
-    def __init__(
-        self,
-        folder: Path,
-        batches: Batches,
-        config: CacheConfig,
-        progress: Callable[[int], Any],
-        width: int | None,
-    ):
-        self.folder, self.batches, self.config, self.progress, self.width = folder, batches, config, progress, width
-        self.feed: _Feed | None = None
+    folder: Path
+    batches: Batches
+    config: CacheConfig
+    progress: Callable[[int], Any]
+    width: int | None
+    feed: _Feed | None = None
 
     def write(self, description: dict[str, Any]) -> None:
         """All shards that are missing."""

@@ -17,6 +17,7 @@ from sampled_sae.config import Config, hints, shown
 from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import read_json
+from sampled_sae.utils.third_party import reason
 
 C = TypeVar("C", bound=Config)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -119,9 +120,7 @@ _header_2_0 = np.lib.format.read_array_header_2_0
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
-    """An error of another library, in one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return UserError(f"{path}: missing or damaged ({text if len(text) <= 200 else f'{text[:200]}...'})")
+    return UserError(f"{path}: missing or damaged ({reason(error)})")
 
 
 # ---- configurations ---------------------------------------------------------------------------------

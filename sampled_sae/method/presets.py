@@ -28,6 +28,7 @@ from sampled_sae.method.config import (
     Scope,
 )
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.measures import unique
 
 Preset = TypeVar("Preset", bound=Callable[..., SAEConfig])
 PRESETS: dict[str, Callable[..., SAEConfig]] = {}
@@ -324,10 +325,6 @@ def named(configs: list[SAEConfig], seed: int) -> list[SAEConfig]:
     taken: set[str] = set()
     for config in configs:
         own_seed = seed if config.seed is None else config.seed
-        base = config.name or f"{label(config)}-s{own_seed}"
-        name, count = base, 2
-        while name in taken:
-            name, count = f"{base}-{count}", count + 1
-        taken.add(name)
+        name = unique(config.name or f"{label(config)}-s{own_seed}", taken)
         full.append(replace(config, seed=own_seed, name=name))
     return full

@@ -54,13 +54,8 @@ def slots(workers: int | None = None, device: str | None = None, gpus_per_job: i
     require(workers is None or workers >= 1, "workers", workers, "must be at least 1")
     total = (workers or 1) * gpus_per_job
     threads = str(max(1, len(os.sched_getaffinity(0)) // total)) if hasattr(os, "sched_getaffinity") else "1"
-    environment = {"OMP_NUM_THREADS": threads} | _threads()
+    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
     return [Slot(f"CPU {n}", "cpu", environment, gpus_per_job) for n in range(workers or 1)]
-
-
-def _threads() -> dict[str, str]:
-    """The user's own number of threads."""
-    return {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
 
 
 def run(sweep: Sweep, names: Sequence[str], places: Sequence[Slot], say: Say) -> None:

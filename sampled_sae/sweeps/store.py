@@ -27,6 +27,7 @@ from sampled_sae.sweeps.spec import EXTENSIONS, ModelDtype, SweepConfig
 from sampled_sae.training.folder import inside
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import alone_in, make_folder, remove_leftovers
+from sampled_sae.utils.measures import unique
 
 FILE = "sweep.json"
 CANCEL = "cancel"
@@ -77,14 +78,14 @@ def jobs_of(spec: SweepConfig) -> list[Job]:
             place = {**place, "cache": writers[0].cache, "needs": tuple(job.name for job in writers)}
         parts = _parts(saes, spec.saes_per_job or len(saes))
         for number, group in enumerate(parts, start=1):
-            name = _unique(title if len(parts) == 1 else f"{title}-part-{number}", taken)
+            name = unique(title if len(parts) == 1 else f"{title}-part-{number}", taken)
             jobs.append(Job(name, tuple(group), **place))
     return jobs
 
 
 def _writers(title: str, place: dict[str, Any], parts: int, taken: set[str]) -> list[Job]:
     """The jobs that write the cache of a hook point."""
-    names = [_unique(f"{title}-cache" if parts == 1 else f"{title}-cache-{n + 1}", taken) for n in range(parts)]
+    names = [unique(f"{title}-cache" if parts == 1 else f"{title}-cache-{n + 1}", taken) for n in range(parts)]
     folder = f"{CACHES}/{names[0]}"
     return [Job(name, (), **place, cache=folder, part=Part(n + 1, parts)) for n, name in enumerate(names)]
 
@@ -109,14 +110,6 @@ def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
 def _slug(text: str) -> str:
     """A name that every file system takes."""
     return re.sub(r"[^\w.-]+", "_", text).strip("._")[:80] or "activations"
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    found, count = name, 2
-    while found in taken:
-        found, count = f"{name}-{count}", count + 1
-    taken.add(found)
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,9 @@ from sampled_sae.sweeps.store import Job, State, Sweep
 from sampled_sae.training.folder import inside
 from sampled_sae.training.run import Callback, Run
 from sampled_sae.utils.errors import Interrupted, UserError
-from sampled_sae.utils.ranks import first_to_fail, gpu_of_rank, join, leave, number_of_ranks, own_rank
+from sampled_sae.utils.ranks import gpu_of_rank, join, leave, number_of_ranks, own_rank
 from sampled_sae.utils.system import handling
+from sampled_sae.utils.watch import exiting
 
 EVERY = 5.0  # seconds between two notes of how far a job is
 POLL = 0.2  # seconds between two looks whether the other ranks are finished
@@ -255,24 +256,8 @@ def main() -> None:
     """Exit codes: 0 finished, 1 a bug, 2 a user error, 130 interrupted."""
     folder, name, *rest = sys.argv[1:]
     device, where, ranks = [*rest, *("", "", "1")[len(rest) :]]
-    try:
+    with exiting():
         work(Path(folder), name, device=device or None, where=where, ranks=int(ranks))
-    except Interrupted as stop:
-        _end(f"stopped: {stop}", 130)
-    except UserError as error:
-        _end(f"error: {error}", 2)
-    except Exception:
-        if number_of_ranks() == 1:
-            raise
-        _end(traceback.format_exc(), 1)
-
-
-def _end(line: str, code: int) -> None:
-    if first_to_fail():  # of several ranks, the others have nothing to add
-        print(line, file=sys.stderr, flush=True)
-    if number_of_ranks() > 1:
-        os._exit(code)  # threads that wait for a rank which has ended would keep this one
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ def run_training(
             f"configs: {len(full)} SAEs do not fit into memory together and would take {len(passes)} passes, but the "
             "activations do not repeat themselves: give an array, a file or a list, or train fewer SAEs at once"
         )
-    told = say if progress and ranks.first else _silent
+    told: Callable[[str], None] = say if progress and ranks.first else (lambda line: None)
     if out is not None and ranks.first:
         folder.keep_record(out, source, full, shared, ranks.device, dtype)
         folder.note_begun(out)
@@ -224,10 +224,6 @@ def resume_training(
             raise UserError(f"folder = {str(out)!r}: {why}")
         settings |= {"out": out, "resume": True, "device": place, "dtype": getattr(torch, record.dtype)}
         return run_training(origin.reopen(place), list(record.saes), record.train, **settings)
-
-
-def _silent(line: str) -> None:
-    pass
 
 
 def _repeats(source: ActivationSource, settings: Any, streams: Mapping[str, ActivationStream]) -> bool:

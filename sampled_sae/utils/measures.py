@@ -127,6 +127,15 @@ def listed(names: list[str], most: int = 3) -> str:
     return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
 
 
+def unique(name: str, taken: set[str]) -> str:
+    """The name, with a number behind it if it is in `taken`, where it is added."""
+    found, count = name, 2
+    while found in taken:
+        found, count = f"{name}-{count}", count + 1
+    taken.add(found)
+    return found
+
+
 def number(value: Any) -> float | None:
     """`value` as a finite float, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Ends a rank that makes no progress: the others would wait for it without end."""
+"""How a process ends: with an error in one line, or, of several ranks, if it makes no progress."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sampled_sae.utils.errors import Interrupted, UserError
+from sampled_sae.utils.measures import shown
 from sampled_sae.utils.ranks import first_to_fail, number_of_ranks, own_rank, store
 
 PATIENCE = float(os.environ.get("SAMPLED_SAE_PATIENCE", 30))
@@ -21,8 +24,35 @@ TO_REPORT = 3.0
 """Seconds in which the ranks that hang, or wait for one that does, report where they are."""
 
 
+@contextmanager
+def exiting() -> Iterator[None]:
+    """Exit with a line at an error: 2 for a user error, 130 for an interruption. Bugs of several ranks exit with 1."""
+    try:
+        yield
+    except Interrupted as stop:
+        _exit(f"stopped: {shown(stop)}", 130)
+    except UserError as error:
+        _exit(f"error: {shown(error)}", 2)
+    except KeyboardInterrupt:
+        _exit("stopped", 130)
+    except Exception:
+        if number_of_ranks() == 1:
+            raise
+        first_to_fail()  # the other ranks have nothing to add
+        _exit(traceback.format_exc(), 1, always=True)
+
+
+def _exit(line: str, code: int, always: bool = False) -> None:
+    """Print a line and exit; of several ranks, the first to fail prints it."""
+    if always or first_to_fail():
+        print(line, file=sys.stderr, flush=True)
+    if number_of_ranks() > 1:
+        os._exit(code)  # threads that wait for a rank which has ended would keep this one
+    sys.exit(code)
+
+
 class Watch:
-    """A thread that looks whether `tick` is called often enough."""
+    """A thread that looks whether `tick` is called often enough: otherwise the other ranks would wait without end."""
 
     def __init__(self, kept: Callable[[], str]):
         """`kept` says what is left of the training."""
