@@ -1,8 +1,9 @@
-"""Labelled texts, and how they are read from a file with the columns text and label."""
+"""Labelled texts: from files with the columns text and label, of SAEBench (from the hub), and of sae-probes."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sampled_sae.evals.probing import sae_probes
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.third_party import package, reason, stream
+from sampled_sae.utils.third_party import package, packaged_file, reason, stream
 
 SPLITS = ("train", "test")
 LONGEST_FIELD = 2**31 - 1  # of a .csv file; the default, 128 KiB, is too small for documents
@@ -59,6 +59,9 @@ class Labelled:
     def classes(self) -> list[str]:
         """The labels, sorted."""
         return sorted(set(self.labels))
+
+
+# ---- files ------------------------------------------------------------------------------------------
 
 
 def check_files(sources: Iterable[str]) -> None:
@@ -147,6 +150,9 @@ def _read_parquet(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 READERS = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".csv": _read_csv}
+
+
+# ---- the hub ----------------------------------------------------------------------------------------
 
 CODE_SKIPPED = 150  # characters at the start of a code file that are left out: often a licence
 CODE_SHORTEST = CODE_SKIPPED + 3 * 128  # code files that are not longer than this are left out
@@ -243,11 +249,82 @@ def _stream(name: str, *args: Any, **options: Any) -> Iterator[Any]:
     yield from stream(rows, f"datasets = {name!r}")
 
 
-def _load_sae_probes(name: str, characters: int) -> Labelled:
-    found = Labelled(name, sae_probes.source_of(name))
-    for text, label in sae_probes.texts(name):
-        found.add(text[:characters], label)
+# ---- sae-probes -------------------------------------------------------------------------------------
+# Datasets of the PyPI package sae-probes, read where it is installed; the package is not imported.
+
+SAE_PROBES = "sae-probes"
+KINDS = {"Binary Classification": "binary", "Multiclass Classification": "multiclass"}  # regression is left out
+LIST = "probing_datasets_MASTER.csv.zst"
+WIKIDATA = "wikidata"  # wikidatasex_or_gender, wikidata_occupation_isactor, ...
+COMPOUND = "compound-words"  # high-school, living-room, ...: texts with such a word, all drawn in the same way
+
+
+def _of_sae_probes(source: str) -> bool:
+    """Whether a name of a dataset is one of these: `sae-probes`, or `sae-probes:` and more."""
+    return source.partition(":")[0] == SAE_PROBES
+
+
+def expanded(sources: Sequence[str]) -> list[str]:
+    """The sources with `sae-probes`, `sae-probes:binary` and `sae-probes:multiclass` replaced by single datasets."""
+    found: list[str] = []
+    for source in sources:
+        kind = source.partition(":")[2]
+        if _of_sae_probes(source) and kind in ("", *KINDS.values()):
+            found += [f"{SAE_PROBES}:{tag}" for tag, (_, own) in _list_sae_probes(source).items() if kind in ("", own)]
+        else:
+            found.append(source)
+    return list(dict.fromkeys(found))
+
+
+def _list_sae_probes(source: str) -> dict[str, tuple[Path, str]]:
+    """For each dataset with classes its file and kind; `source` is named in errors."""
+    path = packaged_file(SAE_PROBES, LIST, f"datasets = {source!r}")
+    rows = [row for row in _read_csv_zst(path) if row.get("Data type") in KINDS]
+    return {
+        row["Dataset Tag"]: (path.parent / f"{row['Dataset save name']}.zst", KINDS[row["Data type"]]) for row in rows
+    }
+
+
+def _load_sae_probes(source: str, characters: int) -> Labelled:
+    tag = source.partition(":")[2]
+    known = _list_sae_probes(source)
+    if tag not in known:
+        some = ", ".join(f"{SAE_PROBES}:{name}" for name in ("binary", "multiclass", *list(known)[:2]))
+        raise UserError(f"datasets = {source!r}: must be {SAE_PROBES}, {some} or another name of that package")
+    found, path = Labelled(source, source_of(source)), known[tag][0]
+    for number, row in enumerate(_read_csv_zst(path), start=1):
+        if not row.get("prompt") or not row.get("target"):
+            raise UserError(f"{path}: row {number} has no prompt or no target")
+        found.add(row["prompt"][:characters], row["target"])
     return found
+
+
+def _read_csv_zst(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The rows of a .csv.zst file."""
+    zstandard = package("zstandard", f"datasets = {SAE_PROBES!r}")
+    csv.field_size_limit(LONGEST_FIELD)
+    try:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        text = frame.decompress(path.read_bytes()).decode("utf-8")
+        if not frame.eof:
+            raise ValueError("the end of the file is missing")
+        yield from csv.DictReader(io.StringIO(text, newline=""))
+    except (OSError, ValueError, csv.Error, zstandard.ZstdError) as error:
+        raise UserError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def source_of(source: str) -> str:
+    """Collection that a dataset was made of: the first word of its name, but for a few.
+
+    Datasets of one collection share texts or labels, so their results are not independent.
+    """
+    tag = source.partition(":")[2]
+    if tag.startswith(WIKIDATA):
+        return f"{SAE_PROBES}:{WIKIDATA}"
+    return f"{SAE_PROBES}:{COMPOUND if '-' in tag and '_' not in tag else tag.partition('_')[0]}"
+
+
+# ---- all datasets -----------------------------------------------------------------------------------
 
 
 def load(sources: Sequence[str], texts_a_class: int, characters: int) -> list[Labelled]:
@@ -255,7 +332,7 @@ def load(sources: Sequence[str], texts_a_class: int, characters: int) -> list[La
 
     `texts_a_class` bounds what is read of datasets that are too large to be read whole.
     """
-    sources = sae_probes.expanded(sources)
+    sources = expanded(sources)
     datasets = [_load(source, texts_a_class, characters) for source in sources]
     names = [dataset.name for dataset in datasets]
     for dataset, source in zip(datasets, sources, strict=True):
@@ -271,10 +348,10 @@ def _load(source: str, texts_a_class: int, characters: int) -> Labelled:
         found = HUB[source](source, texts_a_class, characters)
     elif source.lower().endswith(tuple(READERS)):
         found = load_file(source, characters)
-    elif sae_probes.belongs(source):
+    elif _of_sae_probes(source):
         found = _load_sae_probes(source, characters)
     else:
-        known = ", ".join((sae_probes.NAME, *HUB))
+        known = ", ".join((SAE_PROBES, *HUB))
         raise UserError(f"datasets = {source!r}: must be a file ending in {', '.join(READERS)}, or one of {known}")
     here = f"datasets = {source!r}"
     if not found.texts:

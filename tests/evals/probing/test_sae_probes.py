@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, files
 import pytest
 import zstandard
 
-from sampled_sae.evals.probing import sae_probes
+from sampled_sae.evals.probing import data as sae_probes
 from sampled_sae.evals.probing.data import load
 from sampled_sae.utils.errors import UserError
 
