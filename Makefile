@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-lm docs release test test-peers test-cluster test-ranks fuzz crash-test bench screenshots quality clean
+.PHONY: demo demo-lm docs release test test-docs test-peers test-cluster test-ranks fuzz crash-test bench screenshots quality clean
 
 demo: .venv/ready
 	@rm -rf demo
@@ -72,6 +72,10 @@ docs: .venv/docs-ready
 	$(BIN)/zensical build --clean --strict
 	$(BIN)/python tools/build_docs.py --finish
 	@echo "site/index.html"
+
+# The site in a browser, and every block of the tutorials.
+test-docs: docs
+	$(BIN)/python -m pytest -q -o addopts= tests/docs/check_site.py tests/docs/check_tutorials.py
 
 # Wheel and sdist in dist/, each tested in a clean environment.
 release:

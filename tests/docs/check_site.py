@@ -1,6 +1,6 @@
-"""The built site in a browser: it opens from disk, searches, and loads nothing from the network. After `make docs`:
+"""The built site in a browser: it opens from disk, searches, and loads nothing from the network.
 
-.venv/bin/python -m pytest -q -o addopts= tests/docs/check_site.py
+`make test-docs` runs this.
 """
 
 import re

@@ -1,6 +1,6 @@
 """The tutorials, executed: every block of Python and shell, in order, at the small sizes that the pages name for CI.
 
-`<!-- ci: A => B -->` above a block replaces A by B in that block and in those that follow.
+`<!-- ci: A => B -->` above a block replaces A by B in that block and in those that follow. `make test-docs` runs this.
 """
 
 import os
