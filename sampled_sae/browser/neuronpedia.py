@@ -45,7 +45,7 @@ Id = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class NeuronpediaConfig(Config):
-    """How an SAE is called on Neuronpedia."""
+    """Names and details of the SAE on Neuronpedia."""
 
     model_id: Id | None = None
     """Neuronpedia's name of the model, such as gemma-2-2b. Default: the last part of the model's own name."""

@@ -107,7 +107,7 @@ def make_eval() -> Any:
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare SAEs of the same activations: MMCS, one-to-one matching, features that only one of two has."""
+    """Compare SAEs of the same activations: MMCS, one-to-one matching, features that only one of two SAEs has."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of SAEs, or of runs, or hf:OWNER/NAME[/FOLDER][@REVISION]; at least two SAEs."""
@@ -153,7 +153,7 @@ class Report:
     layer: int | None = None
     """Only SAEs of this layer."""
     figures: bool = True
-    """Write the figures as PNG and PDF files too, which takes kaleido and a Chrome or Chromium."""
+    """Write the figures as PNG and PDF files too, which needs kaleido and Chrome or Chromium."""
 
     EXAMPLES: ClassVar[Sequence[str]] = (
         "runs/a --out report",

@@ -42,7 +42,7 @@ class Reproduce:
     """Explainer and judge of latents: statistics and sentence embeddings, or a chat endpoint."""
     chat: ChatConfig = field(default_factory=ChatConfig)
     figures: bool = True
-    """Write the report's figures as files too, which takes kaleido and a Chrome or Chromium."""
+    """Write the report's figures as files too, which needs kaleido and Chrome or Chromium."""
     device: str | None = None
     """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
 
@@ -171,7 +171,7 @@ TEXTS = ("train_text", "select_text", "report_text")
 
 @dataclass(frozen=True)
 class StudyCommand:
-    """Compare methods by a design that was written down before: train, measure, paired differences, verdicts."""
+    """Compare methods by a design that is declared before the runs: train, measure, paired differences, verdicts."""
 
     design: tyro.conf.Positional[Path]
     """JSON file with tokens, batch_size, settings, methods, stages and claims."""
@@ -185,11 +185,11 @@ class StudyCommand:
     figures: Path | None = None
     """tables: folder for figures as PNG. Default: no figures."""
     train_text: str | None = None
-    """run: text of training."""
+    """run: training text."""
     select_text: str | None = None
-    """run: text that learning rates and thresholds are chosen on."""
+    """run: text for choosing learning rates and thresholds."""
     report_text: str | None = None
-    """run: text that core metrics are reported on."""
+    """run: text for the reported core metrics."""
     tokens: int = 131_072
     """run: tokens of each of these two, taken evenly from the whole text."""
     probing: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ class StudyCommand:
     words: int | None = None
     """run: words of absorption. Default: all."""
     until: float | None = None
-    """run: seconds after which nothing begins that would not be finished. Default: no limit."""
+    """run: time limit in seconds; nothing is started that would end after it. Default: no limit."""
     embedder: str | None = None
     """autointerp: sentence embeddings of the judge: a hub name, a folder, or minilm. Default: all-mpnet-base-v2."""
     device: str | None = None

@@ -80,14 +80,14 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Status:
-    """Show how far each job of a sweep is, and the last line of the errors of failed ones."""
+    """Show the progress of each job of a sweep, and the last line of the error of failed ones."""
 
     folder: tyro.conf.Positional[Path]
     """Folder of the sweep, or its spec."""
     watch: bool = False
-    """Show it again and again until all jobs have ended."""
+    """Refresh the table until all jobs have ended."""
     every: float = 2.0
-    """Seconds between two looks with --watch."""
+    """Seconds between refreshes with --watch."""
 
     EXAMPLES: ClassVar[Sequence[str]] = ("pythia.yaml", "pythia --watch", "pythia --watch --every 30")
 

@@ -73,9 +73,9 @@ class Train:
     input_norm: InputNorm = "sqrt_d_in"
     """Root mean square norm that inputs are scaled to in training; saved SAEs take raw activations."""
     log_every: int = 50
-    """Steps between two lines of the log."""
+    """Steps between log lines."""
     checkpoint_every: int | None = None
-    """Steps between two checkpoints; none means 1,000, and a minute at least."""
+    """Steps between checkpoints. Default: 1,000, and at least a minute apart."""
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Send the log there too."""
     resume: bool = False
@@ -231,8 +231,8 @@ class Resume:
     folder: tyro.conf.Positional[Path]
     """Folder of the training: its --out."""
     extend: int | None = None
-    """Further steps of a finished training. Adam and the learning rate's schedule begin anew over these steps: warm-up,
-    the same peak, decay to the end. Pools stay as in the last step."""
+    """Further steps of a finished training. Adam and the learning rate's schedule start again over these steps:
+    warm-up, the same peak, decay to the end. Pools stay as in the last step."""
     device: str | None = None
     """Device, such as cpu or cuda:1. Default: the kind that the training began on."""
     divide: str = "auto"

@@ -134,9 +134,9 @@ class SweepConfig(Config):
     heldout_tokens: Positive = 65_536
     """Tokens kept out of training to measure the input's scale and to calibrate the threshold."""
     log_every: Positive = 50
-    """Steps between two lines of the log."""
+    """Steps between log lines."""
     checkpoint_every: Positive | None = None
-    """Steps between two checkpoints; none means 1,000, and a minute at least."""
+    """Steps between checkpoints. Default: 1,000, and at least a minute apart."""
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Further destinations of the log."""
     source: Source = field(default_factory=Source)

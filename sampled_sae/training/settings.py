@@ -25,9 +25,9 @@ class TrainConfig(Config):
     heldout_tokens: Positive = 65_536
     """Tokens kept out of training to measure c and to calibrate the threshold; at most a tenth of a tensor."""
     log_every: Positive = 50
-    """Steps between two lines of the log."""
+    """Steps between log lines."""
     checkpoint_every: Positive | None = None
-    """Steps between two checkpoints; none means 1,000, and a minute at least."""
+    """Steps between checkpoints. Default: 1,000, and at least a minute apart."""
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where else the log goes."""
     extends: Count = 0

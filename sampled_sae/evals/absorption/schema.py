@@ -69,7 +69,7 @@ class AbsorptionConfig(Config):
     """Final learning rate; it falls by the same factor each epoch."""
     start: Start = "zero"
     """Where both probes start. SAEBench's start at random, which with few words or few latents outweighs what the L1
-    probe learns: main latents are then as the seed draws them."""
+    probe learns: the main latents then depend on the seed."""
     absorbers: Positive = 3
     """Latents that may together absorb a letter; the fraction counts the largest ones."""
     min_cosine: Share = 0.1

@@ -58,7 +58,7 @@ class AutointerpConfig(Config):
     """Latents that are explained, drawn from the live ones; each takes several calls of a chat model."""
     latents_per_bin: Count = 0
     """Latents drawn from each bin of firing density (below 0.1%, to 10%, above), instead of `max_latents` from all live
-    ones; the means over all drawn latents then are no means over live latents, but those by density are. 0: off."""
+    ones. The overall means then do not represent all live latents; the means by density do. 0: off."""
     latents: Annotated[tuple[int, ...], Distinct] = ()
     """These latents instead of a draw."""
     dead_below: Count = 15

@@ -41,7 +41,7 @@ class CoreConfig(Config):
     left_out: tuple[int, ...] = ()
     """Ids of tokens that are left out; `special_tokens` gives those that SAEBench leaves out."""
     norm_factor: NormFactor = 10.0
-    """Tokens whose norm is above so many times the median of the measured ones are high-norm tokens."""
+    """Tokens whose norm is above this many times the median of the measured ones are high-norm tokens."""
     norm_limit: PositiveNumber | None = None
     """The same as a norm, such as the one that training left tokens out by; it counts instead of `norm_factor`."""
     put_in: PutIn | None = None

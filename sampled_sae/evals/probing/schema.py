@@ -48,13 +48,13 @@ class ProbingConfig(Config):
     tokens: Positive = 128
     """Tokens of a text that are read, BOS included; the rest of it is cut off."""
     bos: bool = True
-    """Whether each text begins with the tokenizer's BOS (or else its EOS), which no mean counts; so does SAEBench."""
+    """Whether each text begins with the tokenizer's BOS (or else its EOS), which no mean includes, as in SAEBench."""
     all_latents: bool = True
     """Whether to fit a probe on all latents too, which takes longer than all the others."""
     dense_probe: DenseProbe = "exact"
     """Probe on all latents and on the whole residual stream. exact: the optimum of the same objective as for k latents.
-    saebench: AdamW, of whose epochs the best one on the test texts counts, as in SAEBench; its numbers are too
-    high."""
+    saebench: AdamW, with the epoch that is best on the test texts, as in SAEBench, which overestimates
+    accuracy."""
     contexts_at_once: Positive = 64
     """Texts in one pass through the model, without effect on the results."""
     tokens_at_once: Positive = 2048

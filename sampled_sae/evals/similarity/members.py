@@ -42,7 +42,7 @@ class SimilarityConfig(Config):
     threshold: Annotated[float, Bound("must be a cosine between -1 and 1", lambda value: -1 <= value <= 1)] = 0.7
     """Smallest cosine at which two latents count as the same feature; a latent with such a partner is not unique."""
     latents: Literal["live", "all"] = "live"
-    """Latents whose MMCS is shown: those that fire, where that is known of every SAE, or all, dead ones included.
+    """Latents whose MMCS is shown: those that fire, where that is known for every SAE, or all, dead ones included.
     compare.json has both."""
     matching: Literal["all", "live", "none"] = "all"
     """One-to-one matching of all latents, of those that fire, or none."""
