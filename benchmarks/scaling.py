@@ -198,15 +198,51 @@ def latents_table() -> str:
     return table(["d_sae", "GPUs", "own work, ms", "sent per GPU, MB", *names, "1,000 tokens/s, NVLink"], rows)
 
 
+class Memory(NamedTuple):
+    """Peak memory of a GPU: a fixed part, and a part that divides with the latents."""
+
+    fixed: float  # GiB
+    each: float  # GiB per latent
+    """Of the latents that this GPU has."""
+
+    def gib(self, latents: float) -> float:
+        return self.fixed + self.each * latents
+
+
+def fitted(divided: bool) -> Memory:
+    """The two parts, for a rank of several or for one GPU alone: least squares of the relative error."""
+    steps = {(line["d_sae"], line["shards"]) for line in lines() if line["part"] == "step"}
+    found = [step(*size) for size in steps if (size[1] > 1) is divided]
+    points = [(one.d_sae / one.ranks, one.gib) for one in found if one.gib is not None]
+    # gib = fixed + each * latents, divided by gib: 1 = fixed * u + each * v.
+    uu, uv, vv, u, v = (
+        math.fsum(f(1 / gib, latents / gib) for latents, gib in points)
+        for f in (lambda u, v: u * u, lambda u, v: u * v, lambda u, v: v * v, lambda u, v: u, lambda u, v: v)
+    )
+    under = uu * vv - uv * uv
+    return Memory((u * vv - v * uv) / under, (v * uu - u * uv) / under)
+
+
 def memory_table() -> str:
-    rows = []
+    rank, alone, rows, off = fitted(True), fitted(False), [], []
     for d_sae in SIZES:
         whole = step(d_sae, 1).gib
         for one in (step(d_sae, ranks) for ranks in GPUS):
-            if one.gib is not None:
-                share = "" if whole is None else f"{whole / one.ranks:.1f}"
-                rows.append([f"{d_sae:,}", one.ranks, f"{one.gib:.1f}", share])
-    return table(["d_sae", "GPUs", "GiB per GPU, measured", "1 / N of one GPU"], rows) if rows else "Not measured yet."
+            if one.gib is None:
+                continue
+            latents, share = one.d_sae / one.ranks, "" if whole is None else f"{whole / one.ranks:.1f}"
+            kind = rank if one.ranks > 1 else alone
+            off.append(abs(kind.gib(latents) / one.gib - 1))
+            parts = [f"{kind.fixed:.1f}", f"{kind.each * latents:.1f}"]
+            rows.append([f"{d_sae:,}", one.ranks, f"{one.gib:.1f}", *parts, share])
+    kb = [f"{kind.each * 2**30 / 1e3:.1f} kB" for kind in (rank, alone)]
+    note = (
+        f"Fixed and divided part are a fit to the measured peaks, off by at most {max(off):.0%}. One of several ranks "
+        f"has {rank.fixed:.2f} GiB and {kb[0]} for each of its own latents, one GPU alone {alone.fixed:.2f} GiB and "
+        f"{kb[1]}."
+    )
+    head = ["d_sae", "GPUs", "GiB per GPU, measured", "fixed", "divided by N", "1 / N of one GPU"]
+    return f"{table(head, rows)}\n\n{note}"
 
 
 def sweep_table() -> str:
@@ -238,6 +274,22 @@ def targets() -> str:
     return f"{shown}\n\n{note}, {seconds * 1e3:.1f} ms per step."
 
 
+def equal_table() -> str:
+    """Trainings on one process and on two ranks that share a GPU: held-out FVU, and kept values from the same state."""
+    text = (DOCS / "scaling" / "equal.jsonl").read_text(encoding="utf-8")
+    found, rows = [json.loads(line) for line in text.splitlines()], []
+    for sae, title in (("batchtopk", "BatchTopK"), ("topk", "TopK"), ("pool l2", "Sampled-SAE, `l2`, l = 5")):
+        own = [line for line in found if line.get("sae") == sae and "run" in line]
+        ends = {line["run"]: f"{line['heldout_fvu']:.5f}" for line in own if "heldout_fvu" in line}
+        steps = {
+            run: [line["differing"] for line in own if line["run"] == run] for run in ("lockstep", "lockstep perturbed")
+        }
+        counts = [f"{min(each)} to {max(each)}" if max(each) else "0" for each in steps.values()]
+        rows.append([title, *counts, *(ends[run] for run in ("one process", "ranks", "perturbed", "seed"))])
+    head = ["", "kept values that differ, two ranks", "activations changed by 1e-6", "FVU, one process", "two ranks"]
+    return table([*head, "activations changed by 1e-6", "another seed"], rows)
+
+
 def links_table() -> str:
     rows = [[link.name, f"{link.bandwidth / 1e9:.0f} GB/s", f"{link.latency * 1e6:.0f} us"] for link in LINKS]
     return table(["link", "usable per GPU and direction", "latency per collective"], rows)
@@ -249,6 +301,7 @@ TABLES = {
     "saes": sweep_table,
     "latents": latents_table,
     "memory": memory_table,
+    "equal": equal_table,
 }
 
 
