@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import transformers
 
-from sampled_sae import api
+from sampled_sae import api, cli
 from sampled_sae.cli import parse
 from sampled_sae.cli.experiments import Reproduce
 from sampled_sae.evals.absorption.schema import AbsorptionConfig
@@ -142,7 +142,7 @@ cli.main(sys.argv[1:])
 """
 
 
-def test_ctrl_c_in_a_process_and_the_same_command_again(tmp_path):
+def test_ctrl_c_in_a_process_and_the_same_command_again(tmp_path, monkeypatch):
     asked = ["reproduce", "--only", "synthetic", "--device", "cpu", "--out", str(tmp_path)]
     words = [sys.executable, "-c", SMALLER, *asked]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -156,8 +156,9 @@ def test_ctrl_c_in_a_process_and_the_same_command_again(tmp_path):
     assert not any("Traceback" in line for line in rest)
     assert rest[-1] == "stopped: in stage synthetic; the same command continues from there"
     assert list((tmp_path / "synthetic" / "checkpoints").iterdir()) and not finished(tmp_path)["synthetic"]
-    again = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
-    assert again.returncode == 0, again.stderr
+    part = replace(SCALES["tiny"].synthetic, steps=25, scores=("l2",), multipliers=(5,))
+    monkeypatch.setitem(SCALES, "tiny", replace(SCALES["tiny"], synthetic=part))
+    cli.main(asked)
     assert finished(tmp_path)["synthetic"]
     steps = [json.loads(line)["step"] for line in (tmp_path / "synthetic" / "log.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)

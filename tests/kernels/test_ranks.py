@@ -10,7 +10,8 @@ from tests.kernels import ranks_worker as worker
 @pytest.fixture(scope="module")
 def divided(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(worker.run, (2, folder), nprocs=2)
+    # A fork need not import torch anew; but it cannot use a GPU that this process uses.
+    mp.start_processes(worker.run, (2, folder), nprocs=2, start_method="spawn" if torch.cuda.is_available() else "fork")
     return {name: torch.load(folder / name, weights_only=True) for name in worker.CONFIGS}
 
 

@@ -26,7 +26,7 @@ def alone():
 def divided(alone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     states = {name: found["state"] for name, found in alone.items()}
-    mp.spawn(worker.run, (4, folder, states), nprocs=4)
+    mp.start_processes(worker.run, (4, folder, states), nprocs=4, start_method="fork")  # no imports anew
     return {
         (number, name): torch.load(folder / f"{number} {name}", weights_only=True) for number in RANKS for name in CASES
     }
