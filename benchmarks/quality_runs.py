@@ -54,6 +54,7 @@ PRESETS = {
     "main": MAIN,
     "50M": replace(MAIN, tokens=50_000_000),
     "16k": SMALL,
+    "16k-50M": replace(SMALL, tokens=50_000_000),
     "16k-k20": replace(SMALL, k=20),
     "16k-k120": replace(SMALL, k=120),
     "16k-layer6": replace(SMALL, layer=6),

@@ -109,11 +109,11 @@ def draw(results: Results, names: list[str], path: Path) -> None:
     """
     from plotly.subplots import make_subplots
 
-    columns = min(3, len(names))
+    columns = min(4, len(names))
     rows = -(-len(names) // columns)
     figure = make_subplots(
-        rows=rows, cols=columns, subplot_titles=[title(PRESETS[n]) for n in names],
-        horizontal_spacing=0.07, vertical_spacing=0.16,
+        rows=rows, cols=columns, subplot_titles=[f"{title(PRESETS[n])}<br>{PRESETS[n].tokens // 10**6}M tokens" for n in names],
+        horizontal_spacing=0.06, vertical_spacing=0.18,
     )  # fmt: skip
     shown: set[str] = set()
     for index, name in enumerate(names):
@@ -154,7 +154,7 @@ def draw(results: Results, names: list[str], path: Path) -> None:
     figure.update_annotations(font_size=14)
     figure.update_layout(
         template="plotly_white", font={"size": 14}, width=120 + 400 * columns, height=180 + 320 * rows,
-        legend={"orientation": "h", "y": -0.12 if rows > 1 else -0.2}, margin={"t": 50, "l": 70, "r": 20},
+        legend={"orientation": "h", "y": -0.12 if rows > 1 else -0.2}, margin={"t": 70, "l": 70, "r": 20},
     )  # fmt: skip
     figure.write_image(path, scale=1.5)
 

@@ -238,8 +238,8 @@ class InitConfig(Config):
     decoder: Literal["random", "covariance"] = "random"
     """Unit decoder rows. random: directions without regard to the data; covariance: drawn from N(0, C^(1/2)), with C
     the covariance of the first batch."""
-    encoder_scale: PositiveNumber = 0.5
-    """W_enc = encoder_scale * W_dec."""
+    encoder_scale: PositiveNumber | None = None
+    """W_enc = encoder_scale * W_dec. Default: 0.5 at a K of 60, larger for a smaller K: 0.5 (60 / K)^0.3."""
 
 
 @dataclass(frozen=True, slots=True)

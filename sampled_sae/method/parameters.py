@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampled_sae.method.config import InitConfig, OptimizerConfig
+from sampled_sae.method.config import OptimizerConfig
 from sampled_sae.method.latents import WHOLE, Shard
 
 
@@ -104,15 +104,15 @@ def _in_step(device: torch.device) -> int:
 
 
 def fit_to_batch_(
-    weights: Weights, x: Tensor, config: InitConfig, generator: torch.Generator, shard: Shard = WHOLE
+    weights: Weights, x: Tensor, decoder: str, encoder_scale: float, generator: torch.Generator, shard: Shard = WHOLE
 ) -> None:
     """What depends on the first batch x [B, d]: b_dec, and the decoder's directions if they follow the covariance."""
     weights.b_dec.copy_(geometric_median(x))
-    if config.decoder == "covariance":
+    if decoder == "covariance":
         draw_rows_(weights.W_dec, lambda rows: rows.normal_(generator=generator), shard)
         weights.W_dec.copy_(weights.W_dec @ quarter_power(covariance(x)).to(weights.W_dec))
         unit_rows_(weights.W_dec)
-        torch.mul(weights.W_dec, config.encoder_scale, out=weights.W_enc)
+        torch.mul(weights.W_dec, encoder_scale, out=weights.W_enc)
 
 
 def covariance(x: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""The default learning rate. docs/recipe.md has the runs it was fitted on and the settings it was tested on."""
+"""Defaults that follow from the sizes: the learning rate and the encoder's initial scale.
+
+docs/recipe.md has the runs they were fitted on and the settings they were tested on.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +26,43 @@ def default_lr(d_in: int, d_sae: int, k: int, batch_size: int, steps: int) -> fl
     return float(f"{min(max(rate, LEAST), MOST) * math.sqrt(576 / d_in):.3g}")
 
 
+def encoder_scale(config: SAEConfig) -> float:
+    """W_enc as a multiple of W_dec before the first step, to three digits.
+
+    With a small K, larger activations at the start leave fewer latents dead.
+    """
+    if config.init.encoder_scale is not None:
+        return config.init.encoder_scale
+    return float(f"{min(max(0.5 * (60 / config.k) ** 0.3, 0.25), 1.0):.3g}")
+
+
 def with_lr(config: SAEConfig, d_in: int, batch_size: int, steps: int) -> SAEConfig:
-    """The configuration with its learning rate, by the rule if it has none of its own."""
+    """The configuration with its learning rate and encoder scale, by the rules if it has none of its own."""
+    if config.init.encoder_scale is None:
+        config = _scaled(config, encoder_scale(config))
     if config.optimizer.lr is not None:
         return config
     return _at(config, default_lr(d_in, config.d_sae, config.k, batch_size, steps))
 
 
 def as_begun(given: list[SAEConfig], filled: list[SAEConfig], recorded: Any) -> list[SAEConfig]:
-    """`filled`, but SAEs that were `given` without a rate have that of their run's record, a list of plain settings.
+    """`filled`, but what SAEs were `given` without is that of their run's record, a list of plain settings.
 
-    The rule may have changed since the run began.
+    The rules may have changed since the run began.
     """
-    rates = [_rate_in(sae) for sae in recorded] if isinstance(recorded, list) else []
-    rates += [None] * (len(given) - len(rates))
-    triples = zip(given, filled, rates, strict=False)
-    return [full if lr is None or own.optimizer.lr is not None else _at(full, lr) for own, full, lr in triples]
+    records = [_read(sae) for sae in recorded] if isinstance(recorded, list) else []
+    records += [None] * (len(given) - len(records))
+    return [_as_in(*triple) for triple in zip(given, filled, records, strict=False)]
+
+
+def _as_in(own: SAEConfig, full: SAEConfig, record: SAEConfig | None) -> SAEConfig:
+    if record is None:
+        return full
+    if own.optimizer.lr is None and record.optimizer.lr is not None:
+        full = _at(full, record.optimizer.lr)
+    if own.init.encoder_scale is None and record.init.encoder_scale is not None:
+        full = _scaled(full, record.init.encoder_scale)
+    return full
 
 
 def summary(given: list[SAEConfig], filled: list[SAEConfig]) -> str:
@@ -54,8 +78,12 @@ def _at(config: SAEConfig, lr: float) -> SAEConfig:
     return replace(config, optimizer=replace(config.optimizer, lr=lr))
 
 
-def _rate_in(sae: Any) -> float | None:
+def _scaled(config: SAEConfig, scale: float) -> SAEConfig:
+    return replace(config, init=replace(config.init, encoder_scale=scale))
+
+
+def _read(sae: Any) -> SAEConfig | None:
     try:
-        return SAEConfig.from_dict(sae).optimizer.lr
+        return SAEConfig.from_dict(sae)
     except (UserError, TypeError):  # damaged: the comparison with the run's configuration says so
         return None

@@ -15,7 +15,7 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.latents import WHOLE, Shard, check_divided
 from sampled_sae.method.parameters import JumpReLUParameters, Parameters, Weights, fit_to_batch_, start_parameters
 from sampled_sae.method.pools import churn
-from sampled_sae.method.rate import with_lr
+from sampled_sae.method.rate import encoder_scale, with_lr
 from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Dead, Selection
 from sampled_sae.sae import SAE
@@ -136,7 +136,7 @@ class Learner:
         check_divided(config, shard.number)
         get_score(config.pool.score)  # an unknown name is an error now, not at the first step
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.weights: Weights = start_parameters(d_in, m, self.generator, dtype, config.init.encoder_scale, shard)
+        self.weights: Weights = start_parameters(d_in, m, self.generator, dtype, encoder_scale(config), shard)
         if config.jumprelu is not None:
             self.weights = JumpReLUParameters(*self.weights, threshold=torch.zeros_like(self.weights.b_enc))
         self.path = open_path(self.weights, config, extends or steps, self.generator, shard)
@@ -152,7 +152,7 @@ class Learner:
         """One optimizer step on x [batch, d_in]; `step` counts from 0. `measure` costs a little time."""
         config = self.config = with_lr(self.config, x.shape[1], len(x), self.steps)
         if step == 0:
-            fit_to_batch_(self.weights, x, config.init, self.generator, self.shard)
+            fit_to_batch_(self.weights, x, config.init.decoder, encoder_scale(config), self.generator, self.shard)
             if isinstance(self.weights, JumpReLUParameters):
                 start_thresholds_(self.weights, x, config, self.shard)
             self.path.load_state({})  # it may keep copies of the weights

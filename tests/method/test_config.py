@@ -101,7 +101,7 @@ def test_defaults_are_batchtopk_and_the_recipe():
         warmup_steps=200,
         decay=0.8,
     )
-    assert config.init == InitConfig(decoder="random", encoder_scale=0.5)
+    assert config.init == InitConfig(decoder="random", encoder_scale=None)
     assert config.pool == PoolConfig("l2", Everything(), "top", Scope(), Constant(), 1)
     assert (config.auxk.alpha, config.threshold.beta, config.threshold.start_step) == (1 / 32, 0.999, 1000)
     assert Annealed().until == 1

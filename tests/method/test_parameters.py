@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from sampled_sae.method import parameters
-from sampled_sae.method.config import InitConfig
 from sampled_sae.method.latents import WHOLE, Shard
 from sampled_sae.method.parameters import covariance, fit_to_batch_, geometric_median, quarter_power, start_parameters
 from sampled_sae.utils.ranks import Group
@@ -38,7 +37,7 @@ def test_random_directions_stay_as_they_are_while_b_dec_follows_the_batch():
     torch.testing.assert_close(weights.W_enc, 0.5 * weights.W_dec)
     before, state = weights.W_dec.clone(), generator.get_state()
     x = torch.randn(300, 6) + 2
-    fit_to_batch_(weights, x, InitConfig(), generator)
+    fit_to_batch_(weights, x, "random", 0.5, generator)
     assert torch.equal(weights.W_dec, before) and torch.equal(generator.get_state(), state)
     assert torch.equal(weights.b_dec, geometric_median(x))
 
@@ -52,7 +51,7 @@ def test_directions_by_covariance_have_the_second_moment_of_its_root(dtype):
     spread = torch.tensor([27.0, 9.0, 3.0, 1.0])
     x = (torch.randn(20_000, d, generator=generator) * spread) @ axes.T + 5
     weights = start_parameters(d, m, generator, dtype, encoder_scale=0.5)
-    fit_to_batch_(weights, x.to(dtype), InitConfig(decoder="covariance"), generator)
+    fit_to_batch_(weights, x.to(dtype), "covariance", 0.5, generator)
     torch.testing.assert_close(weights.W_dec.float().norm(dim=1), torch.ones(m), atol=0.05, rtol=0)
     torch.testing.assert_close(weights.W_enc, weights.W_dec * 0.5)
     root = torch.randn(m, d, generator=generator) * spread.sqrt()
@@ -77,12 +76,12 @@ def test_a_quarter_power_is_the_fourth_root_with_a_floor():
 @pytest.mark.parametrize("decoder", ["random", "covariance"])
 def test_ranks_begin_with_their_part_of_the_same_values(decoder, m, d, monkeypatch):
     monkeypatch.setattr(parameters, "DRAWN", 32)  # many draws, of which the last is a small one
-    x, config = torch.randn(50, d, generator=torch.Generator().manual_seed(1)), InitConfig(decoder=decoder)
+    x = torch.randn(50, d, generator=torch.Generator().manual_seed(1))
     made = []
     for shard in (WHOLE, *(Shard(Group(rank, 4)) for rank in range(4))):
         generator = torch.Generator().manual_seed(0)
         weights = start_parameters(d, m, generator, torch.float32, 0.5, shard)
-        fit_to_batch_(weights, x, config, generator, shard)
+        fit_to_batch_(weights, x, decoder, 0.5, generator, shard)
         made.append((weights, torch.rand(1, generator=generator)))
     whole, after = made[0]
     torch.testing.assert_close(torch.cat([own.W_dec for own, _ in made[1:]]), whole.W_dec)

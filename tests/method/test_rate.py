@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import sampled_sae as ss
 from sampled_sae.method.presets import PAPER_OPTIMIZER
-from sampled_sae.method.rate import LEAST, MOST, as_begun, summary, with_lr
+from sampled_sae.method.rate import LEAST, MOST, as_begun, encoder_scale, summary, with_lr
 
 SIZES = st.integers(1, 2**40)
 SETTINGS = st.fixed_dictionaries(dict.fromkeys(("d_in", "d_sae", "k", "batch_size", "steps"), SIZES))
@@ -51,11 +51,29 @@ def test_a_rate_of_its_own_stays():
     assert PAPER_OPTIMIZER.lr == ss.paper_recipe()["optimizer"].lr == 3e-4
 
 
+@pytest.mark.parametrize(("k", "scale"), [(1, 1), (20, 0.695), (60, 0.5), (120, 0.406), (4096, 0.25)])
+def test_the_encoder_begins_larger_for_a_smaller_k(k, scale):
+    """Another value here changes every run that names no scale: docs/recipe.md."""
+    config = ss.batchtopk(2**14, k)
+    assert encoder_scale(config) == with_lr(config, 16, 256, 10).init.encoder_scale == scale
+    own = replace(config, init=ss.InitConfig(encoder_scale=0.3))
+    assert encoder_scale(own) == with_lr(own, 16, 256, 10).init.encoder_scale == 0.3
+
+
+def test_a_run_begun_before_the_rule_goes_on_with_its_scale():
+    given = [ss.batchtopk(64, 4)]
+    filled = [with_lr(config, 16, 256, 10) for config in given]
+    record = [replace(filled[0], init=ss.InitConfig(encoder_scale=0.5)).to_dict()]
+    assert as_begun(given, filled, record)[0].init.encoder_scale == 0.5
+    own = [replace(given[0], init=ss.InitConfig(encoder_scale=0.3))]
+    assert as_begun(own, own, record)[0].init.encoder_scale == 0.3
+
+
 def test_the_rate_of_the_record_counts_unless_one_is_given():
     configs = [ss.batchtopk(64, 4), ss.topk(64, 4, lr=0.5)]
     filled = [with_lr(config, 16, 256, 10) for config in configs]
     old = [ss.batchtopk(64, 4, lr=0.125).to_dict(), ss.topk(64, 4, lr=0.25).to_dict()]
-    assert as_begun(configs, filled, old) == [ss.batchtopk(64, 4, lr=0.125), ss.topk(64, 4, lr=0.5)]
+    assert [config.optimizer.lr for config in as_begun(configs, filled, old)] == [0.125, 0.5]
     for damaged in (None, [], [1, 2, 3], [{"optimizer": 3}], [replace(configs[0]).to_dict()]):
         assert as_begun(configs, filled, damaged) == filled
 

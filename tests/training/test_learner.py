@@ -136,7 +136,10 @@ def test_a_pool_with_a_memory_follows_the_average_of_the_scores(activations):
 
 def test_a_latent_that_is_worth_more_keeps_its_place_in_a_gated_pool(activations):
     """Useless latents leave the pool for latents that were not tried yet, until the useful ones are in it."""
-    config = ss.sampled(48, 4, "gate", l=3, optimizer=ss.OptimizerConfig(lr=1e-9), auxk=AuxKConfig(alpha=0))
+    config = ss.sampled(
+        48, 4, "gate", l=3, optimizer=ss.OptimizerConfig(lr=1e-9), auxk=AuxKConfig(alpha=0),
+        init=ss.InitConfig(encoder_scale=0.5),
+    )  # fmt: skip
     learner = Learner(config, 16, 10**6, 0, torch.device("cpu"), torch.float32)
     learner.step(activations[:100], 0)
     assert learner.pool.nonzero()[:, 0].tolist() == list(range(12))
