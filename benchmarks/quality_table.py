@@ -111,8 +111,9 @@ def draw(results: Results, names: list[str], path: Path) -> None:
 
     columns = min(4, len(names))
     rows = -(-len(names) // columns)
+    titles = [f"{title(PRESETS[n])}<br>{PRESETS[n].tokens // 10**6}M tokens" for n in names]
     figure = make_subplots(
-        rows=rows, cols=columns, subplot_titles=[f"{title(PRESETS[n])}<br>{PRESETS[n].tokens // 10**6}M tokens" for n in names],
+        rows=rows, cols=columns, subplot_titles=titles,
         horizontal_spacing=0.06, vertical_spacing=0.18,
     )  # fmt: skip
     shown: set[str] = set()
