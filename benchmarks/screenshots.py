@@ -81,9 +81,10 @@ def synthetic(folder: Path) -> Path:
 def opened(browser: Any, path: Path, width: int, height: int, address: str = "", scheme: str = "light") -> Page:
     """A page from disk, once it is drawn."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    context.set_default_timeout(180_000)  # a machine that does other things too
     page: Page = context.new_page()
     page.goto(path.resolve().as_uri() + address)
-    page.wait_for_timeout(1500)
+    page.wait_for_timeout(3000)
     return page
 
 
@@ -92,7 +93,7 @@ def beside(browser: Any, path: Path) -> Page:
     page = opened(browser, path, 1500, 900)
     page.add_style_tag(content=BESIDE)
     page.evaluate("dispatchEvent(new Event('resize'))")
-    page.wait_for_timeout(1000)
+    page.wait_for_timeout(2000)
     return page
 
 
