@@ -202,21 +202,20 @@ def check_packages(scale: Scale, names: Collection[str]) -> None:
 
 def print_plan(name: str, scale: Scale, costs: Sequence[Cost], done: Sequence[str]) -> None:
     """Print what will be done, how long it takes, and what it needs on disk."""
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from sampled_sae.evals.autointerp.schema import estimate_calls
+    from sampled_sae.reporting.tables import console_of, safe
     from sampled_sae.utils.progress import clock
 
     def size(count: int) -> str:
         return f"{count / 1e9:.2f} GB" if count else "-"
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = console_of(120)
     saes = f"{len(scale.saes())} SAEs of {scale.d_sae:,} latents on {scale.tokens:,} tokens of {scale.text}"
-    console.print(Text(f"{name}: {scale.model}, layer {scale.layer}; {saes}"))
+    console.print(safe(f"{name}: {scale.model}, layer {scale.layer}; {saes}"))
     if done:
-        console.print(Text(f"Finished before: {', '.join(done)}"))
+        console.print(safe(f"Finished before: {', '.join(done)}"))
     if not costs:
         return
     table = Table(box=None, pad_edge=False)
@@ -228,11 +227,11 @@ def print_plan(name: str, scale: Scale, costs: Sequence[Cost], done: Sequence[st
     kept, most = sum(cost.kept for cost in costs), f"{size(peak(costs))} at the peak"
     table.add_row("all", clock(sum(cost.seconds for cost in costs)), size(kept), most)
     console.print(table)
-    console.print(Text("Estimated from shapes and the measured speed of a matrix product; downloads not included."))
+    console.print(safe("Estimated from shapes and the measured speed of a matrix product; downloads not included."))
     if scale.autointerp.uses_chat:
         calls = estimate_calls(scale.autointerp, len(scale.saes()))
         asked = f"at most {calls.calls:,} calls, about {calls.prompt_tokens:,} prompt tokens"
-        console.print(Text(f"Calls of the chat endpoint, not included: {asked}."))
+        console.print(safe(f"Calls of the chat endpoint, not included: {asked}."))
 
 
 def estimate(scale: Scale, kind: str, product: float) -> list[Cost]:

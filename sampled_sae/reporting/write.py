@@ -24,7 +24,7 @@ from sampled_sae.reporting.sweep import Configuration, Sweep, group_title, hook_
 from sampled_sae.reporting.tables import Missing, comma_separated, files, latex, markdown
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import make_folder, remove_leftovers, write_json, write_text
-from sampled_sae.utils.measures import Column, Table, find
+from sampled_sae.utils.measures import Column, Table, find, unique
 from sampled_sae.utils.third_party import install
 
 if TYPE_CHECKING:
@@ -197,14 +197,9 @@ def _names(made: Sequence[Sweep]) -> list[str]:
     """What the files of each sweep begin with: nothing where there is one."""
     if len(made) == 1:
         return [""]
-    names: list[str] = []
-    for sweep in made:
-        base = re.sub(r"[^a-z0-9.]+", "-", sweep.title.lower()).strip("-.") or "sweep"
-        name, count = f"{base}-", 2
-        while name in names:
-            name, count = f"{base}-{count}-", count + 1
-        names.append(name)
-    return names
+    taken: set[str] = set()
+    bases = [re.sub(r"[^a-z0-9.]+", "-", sweep.title.lower()).strip("-.") or "sweep" for sweep in made]
+    return [f"{unique(base, taken)}-" for base in bases]
 
 
 def _tidy(out: Path, written: Sequence[Path]) -> None:
