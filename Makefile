@@ -43,7 +43,7 @@ test-ranks: .venv/ready
 
 # Damaged files of every kind through every reader, and through the command line.
 fuzz: .venv/ready
-	$(BIN)/python -m tests.fuzz.run --inputs 10000 --commands 300
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.fuzz.run --inputs 10000 --commands 300
 
 # Kills and full disks at every file operation, read-only and removed folders.
 crash-test: .venv/ready

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae import api
-from sampled_sae.config import Config
+from sampled_sae.config import Config, Positive
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.source import TensorRows
 from sampled_sae.data.stream import ArrayStream
@@ -42,8 +42,8 @@ SAME = 0.7  # cosine from which on a latent counts as found in another SAE
 AT_ONCE = 2**28  # cosines in memory at one time
 
 
-@dataclass(frozen=True)
-class Material:
+@dataclass(frozen=True, slots=True)
+class Material(Config):
     """Texts and datasets, which a design does not contain.
 
     A text may also be token ids [n, context], or a mapping from the name of the model to either of these.
@@ -52,11 +52,11 @@ class Material:
     train: Any  # text of training
     select: Any  # text that thresholds and learning rates are chosen on
     report: Any  # text that core metrics are reported on
-    tokens: int = 131_072  # tokens of each of the last two, spread over it
+    tokens: Positive = 131_072  # tokens of each of the last two, spread over it
     probing: tuple[str, ...] = ()  # datasets of `probing`
     finalists: tuple[str, ...] = ("sae-probes",)  # datasets of `finalists`
-    words: int | None = None  # words of absorption; none: all
-    probing_texts: tuple[int, int] = (2000, 1000)  # texts of a class's probe, to fit to and to test on
+    words: Positive | None = None  # words of absorption; none: all
+    probing_texts: tuple[Positive, Positive] = (2000, 1000)  # texts of a class's probe, to fit to and to test on
     models: Mapping[str, Any] = field(default_factory=dict)  # folders, or models, of names in the design
 
 

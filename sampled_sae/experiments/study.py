@@ -20,6 +20,7 @@ import torch
 
 from sampled_sae import api
 from sampled_sae.config import require
+from sampled_sae.data.text import as_text
 from sampled_sae.experiments.design import (
     AT_ONCE,
     PREPARED,
@@ -69,6 +70,11 @@ def run_study(
     known = [stage.name for stage in study.stages]
     for name in only:
         require(name in known, "stages", name, f"must be among {', '.join(known)}")
+    require(until is None or until >= 0, "until", until, "must be a number of seconds")
+    system.usable_device(device)
+    for text in (material.train, material.select, material.report):
+        if isinstance(text, str):  # before a model is loaded
+            next(as_text(text).documents())
     work = Work(study, material, out, device, Budget(until))
     try:
         with alone_in(out):

@@ -24,8 +24,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -33,6 +34,7 @@ from safetensors.torch import save
 
 from sampled_sae.formats import saelens
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.progress import show
 from tests.crash.jobs import JOBS, contents, model, spec, text
 
 EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.link", "os.truncate"}
@@ -150,8 +152,11 @@ def attempt(job: str, out: Path, way: str = "", at: int = 0) -> tuple[str, str, 
     return end, text, int(count)
 
 
-def disturb(job: str, way: str, at: int, right: dict[str, Any], again: random.Random | None = None) -> tuple[str, str]:
-    """Disturb a job, continue it, compare. Returns the end of the disturbed job, and what is wrong."""
+def disturb(job: str, way: str, at: int, right: dict[str, Any], again: int = 0) -> tuple[str, str]:
+    """Disturb a job, continue it, compare. Returns the end of the disturbed job, and what is wrong.
+
+    `again`: the file operation at which it is killed a second time, while it continues; 0 for none.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "out"
         end, text, _ = attempt(job, out, way, at)
@@ -159,8 +164,8 @@ def disturb(job: str, way: str, at: int, right: dict[str, Any], again: random.Ra
             return end, f"{end}: {text}"
         if end == REFUSED and "\n" in text:
             return end, f"more than one line: {text}"
-        if again is not None:  # a second time, while it continues
-            attempt(job, out, "kill", again.randrange(1, 40))
+        if again:
+            attempt(job, out, "kill", again)
         last, text, _ = attempt(job, out)
         if way == "vanish" and last == REFUSED:  # what is left may be no whole run
             return end, ""
@@ -175,52 +180,77 @@ def disturb(job: str, way: str, at: int, right: dict[str, Any], again: random.Ra
     return end, ""
 
 
+class Planned(NamedTuple):
+    """One disturbance of a job."""
+
+    job: str
+    way: str
+    at: int
+    again: int = 0
+
+
+undisturbed: dict[str, tuple[int, dict[str, Any]]] = {}
+"""By job: the number of its file operations, and its files."""
+
+
 def run(kills: int | None, others: int, jobs: list[str], seed: str = "0", processes: int = 1) -> int:
     """That many kills and full disks, or one at every file operation, and that many of each other disturbance.
 
-    Returns the number of failures. Jobs are divided over `processes`.
+    Returns the number of failures. Disturbances are divided over `processes`, and do not depend on their number.
     """
     torch.set_num_threads(1)
-    begin = time.monotonic()
-    if {"eval", "browse", "sweep"} & set(jobs):
-        model(), text(), spec()  # once, not in each process
-    shares = [None if kills is None else kills // len(jobs) + 1] * len(jobs), [others // len(jobs) + 1] * len(jobs)
-    if processes == 1:
-        failures = sum(map(run_job, jobs, *shares, [seed] * len(jobs)))
-    else:
-        with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
-            failures = sum(pool.map(run_job, jobs, *shares, [seed] * len(jobs)))
-    print(f"{time.monotonic() - begin:.0f} s, {failures} failures")
+    begin, failures = time.monotonic(), 0
+    shares = None if kills is None else kills // len(jobs) + 1, others // len(jobs) + 1
+    every = [planned for job in jobs for planned in plan(job, *shares, seed)]
+    ends: dict[tuple[str, str], Counter[str]] = {}
+    bar = show(len(every), what="disturbances", unit="disturbances", enabled=processes > 1)
+    with ExitStack() as stack:
+        found = map(_disturbed, every)
+        if processes > 1:
+            pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"))
+            found = stack.enter_context(pool).map(_disturbed, every)
+        for done, (planned, (end, wrong)) in enumerate(zip(every, found, strict=True), start=1):
+            ends.setdefault((planned.job, planned.way), Counter())[end] += 1
+            if wrong:
+                failures += 1
+                total = undisturbed[planned.job][0]
+                print(f"{planned.job}, {planned.way} at file operation {planned.at} of {total}: {wrong}", flush=True)
+            bar.update(done, f"{failures} failures" if failures else "")
+    bar.close()
+    for (job, way), counts in ends.items():
+        shown = ", ".join(f"{number} {name}" for name, number in counts.most_common())
+        print(f"{job}, {undisturbed[job][0]} file operations, {way} at {counts.total()}: {shown}")
+    print(f"{len(every)} disturbances in {time.monotonic() - begin:.0f} s, {failures} failures")
     return failures
 
 
-def run_job(job: str, kills: int | None, others: int, seed: str) -> int:
-    """Disturb one job in every way; returns the number of failures."""
-    draw, failures = random.Random(f"{seed} {job}"), 0
+def _disturbed(planned: Planned) -> tuple[str, str]:
+    return disturb(planned.job, planned.way, planned.at, undisturbed[planned.job][1], planned.again)
+
+
+def plan(job: str, kills: int | None, others: int, seed: str) -> list[Planned]:
+    """All disturbances of one job, which is run once without any."""
+    draw = random.Random(f"{seed} {job}")
+    if job in ("eval", "browse", "sweep"):
+        model(), text(), spec()  # the same in each process
     with tempfile.TemporaryDirectory() as temporary:
         with contextlib.redirect_stderr(io.StringIO()):
             JOBS[job](Path(temporary) / "here")  # so that imports are done once, not in each process
         end, error, operations = attempt(job, Path(temporary) / "out")
         if end != SUCCESS:
             sys.exit(f"{job} fails undisturbed: {error}")
-        right = contents(Path(temporary) / "out")
-    once = list(range(1, operations + 1))
+        undisturbed[job] = operations, contents(Path(temporary) / "out")
+    once, found = list(range(1, operations + 1)), []
     for way in WAYS:
         wanted = kills if way == "kill" else others if kills is not None or way != "full" else None
         count = max(operations, 60) if wanted is None else wanted
         # Every operation if they suffice, else a sample; what is left over is killed twice.
         chosen = once if len(once) <= count else sorted(draw.sample(once, count))
-        twice = [draw.randrange(1, operations + 1) for _ in range(count - len(chosen))] if way == "kill" else []
-        ends: Counter[str] = Counter()
-        for at, again in [*((at, None) for at in chosen), *((at, draw) for at in twice)]:
-            end, wrong = disturb(job, way, at, right, again)
-            ends[end] += 1
-            if wrong:
-                failures += 1
-                print(f"{job}, {way} at file operation {at} of {operations}: {wrong}")
-        shown = ", ".join(f"{number} {name}" for name, number in ends.most_common())
-        print(f"{job}, {operations} file operations, {way} at {len(chosen) + len(twice)}: {shown}", flush=True)
-    return failures
+        found += [Planned(job, way, at) for at in chosen]
+        if way == "kill":
+            twice = range(count - len(chosen))
+            found += [Planned(job, way, draw.randrange(1, operations + 1), draw.randrange(1, 40)) for _ in twice]
+    return found
 
 
 def main() -> None:

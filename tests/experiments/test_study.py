@@ -260,6 +260,15 @@ def test_texts_and_results_are_needed(design, tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["study", str(design), "--do", "run", "--out", str(tmp_path / "new"), *texts, "--stages", "last"])
     assert "error: stages = 'last': must be among rates, seeds\n" in capsys.readouterr().err
+    for flag, value, message in (
+        ("--report-text", "none.txt", "text = 'none.txt': no such file or folder"),
+        ("--until", "nan", "until = nan: must be a number of seconds"),
+        ("--tokens", "0", "tokens = 0: must be at least 1"),
+        ("--device", "gpu", "device = 'gpu'"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["study", str(design), "--do", "run", "--out", str(tmp_path / "new"), *texts, flag, value])
+        assert f"error: {message}" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
     page = tmp_path / "results.md"
     cli.main(["study", str(design), "--do", "tables", "--out", str(tmp_path)])

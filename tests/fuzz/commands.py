@@ -1,48 +1,29 @@
-"""Damaged files and odd arguments through the command line, in processes of their own.
-
-Allowed are exit code 0, and exit code 2 with one line on stderr that begins with `error:`. Of a file with a checksum,
-exit code 0 must come with the output of the undamaged file.
-"""
+"""Commands with damaged files or odd arguments; `processes.py` runs them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import random
-import re
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.fuzz.data import array_damage
-from tests.fuzz.mutate import binary_damage, json_damage, lines_damage
-from tests.fuzz.run import Failure
-from tests.fuzz.targets import build
-from tests.fuzz.training import CHECKPOINT, NAMES
+import numpy as np
 
-LIMIT = 120.0
+import sampled_sae as ss
+from sampled_sae.evals.core.schema import CoreConfig
+from tests.fuzz.data import array_damage
+from tests.fuzz.formats import damage as weights_damage
+from tests.fuzz.mutate import binary_damage, json_damage, lines_damage
+from tests.fuzz.target import rows
+from tests.fuzz.targets import build
+from tests.fuzz.training import CHECKPOINT, NAMES, Stop
+from tests.models.tiny_models import make_model, save
+
 TRAIN = (
-    "--steps",
-    "12",
-    "--batch-size",
-    "32",
-    "--heldout-tokens",
-    "64",
-    "--d-sae",
-    "48",
-    "--k",
-    "4",
-    "--device",
-    "cpu",
+    *["--steps", "12", "--batch-size", "32", "--heldout-tokens", "64", "--d-sae", "48", "--k", "4", "--device", "cpu"],
+    *["--log-every", "2", "--checkpoint-every", "4"],
 )
-TRAIN += ("--log-every", "2", "--checkpoint-every", "4")
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": ""}
 Words = Sequence[str]
 
 
@@ -56,6 +37,7 @@ class Command(NamedTuple):
 
 
 FIRST = f"run/saes/{NAMES[0]}"
+SPARSIFY, DICTIONARY = "formats/sparsify-groupmax", "formats/dictionary_learning-matryoshka"
 COMMANDS = [
     Command(("train", "arrays/a.npy", "--out", "new", *TRAIN), {"arrays/a.npy": array_damage}),
     Command(("train", "arrays/a.pt", "--out", "new", *TRAIN), {"arrays/a.pt": array_damage}),
@@ -97,11 +79,11 @@ COMMANDS = [
         ("merge", "synthetic/one", "synthetic/two", "--out", "merged"), {"synthetic/one/results.json": json_damage}
     ),
     Command(
-        ("eval", FIRST, "--model", "missing-model", "--text", "text/a.jsonl", "--device", "cpu"),
+        ("eval", FIRST, "--model", "missing-model", "--layer", "1", "--text", "text/a.jsonl", "--device", "cpu"),
         {f"{FIRST}/sampled_sae.json": json_damage, f"{FIRST}/cfg.json": json_damage},
     ),
     Command(
-        ("browse", FIRST, "--model", "missing-model", "--text", "text/a.txt", "--out", "browser"),
+        ("browse", FIRST, "--model", "missing-model", "--layer", "1", "--text", "text/a.txt", "--out", "browser"),
         {f"{FIRST}/sampled_sae.json": json_damage, f"{FIRST}/evals/explanations.json": json_damage},
     ),
     Command(
@@ -124,77 +106,75 @@ COMMANDS = [
         ("reproduce", "--scale", "tiny", "--out", "reproduce", "--only", "compare"),
         {"reproduce/reproduce.json": json_damage},
     ),
-]
-"""Those of eval and browse without a checksum end before a model is loaded: there is none of that name."""
-ODD = (
-    "",
-    "-1",
-    "0",
-    "nan",
-    "1e999",
-    "9" * 400,
-    "x",
-    "\x1b[31m\n",
-    "n" * 5000,
-    "é\u202e",
-    "../..",
-    "/dev/null",
-    "None",
-    "[]",
-    "--",
-    "-",
-    "=",
-    "batchtopk:k=",
-    "sampled:l=nan",
-    "sampled:score=l2/entropy,l=5/5",
-    "topk:k=1/1",
-    "a:b:c",
-)
-FLAGS = {
-    "train": (
-        "--tokens",
-        "--steps",
-        "--d-sae",
-        "--k",
-        "--methods",
-        "--seeds",
-        "--configs",
-        "--batch-size",
-        "--layer",
-        "--heldout-tokens",
-        "--log-to",
-        "--device",
-        "--key",
-        "--optimizer.lr",
-        "--auxk.k",
-        "--preset",
-        "--model",
+    Command(("study", "study/design.json"), {"study/design.json": json_damage}),
+    Command(
+        ("study", "study/design.json", "--do", "tables", "--out", "study", "--page", "page.md"),
+        {
+            "study/design.json": json_damage,
+            "study/results.jsonl": lines_damage,
+            "study/synthetic/finite.json": json_damage,
+        },
     ),
-    "compare": ("--device", "--threshold", "--unique", "--matching", "--across", "--at-once"),
-    "report": ("--model", "--layer", "--out"),
-    "eval": ("--evals", "--text", "--model", "--layer", "--core.contexts", "--probing.k", "--device", "--model-dtype"),
-    "merge": ("--out",),
-    "synthetic": ("--preset", "--seeds", "--scores", "--multipliers", "--steps", "--only", "--data"),
-    "cache": ("--model", "--text", "--tokens", "--layer", "--out", "--context", "--seed"),
+    Command(
+        ("eval", SPARSIFY, "--model", "missing-model", "--layer", "1", "--text", "text/a.txt", "--device", "cpu"),
+        {f"{SPARSIFY}/layers.1/cfg.json": json_damage, f"{SPARSIFY}/layers.1/sae.safetensors": weights_damage},
+    ),
+    Command(
+        ("convert", DICTIONARY, "new"),
+        {f"{DICTIONARY}/config.json": json_damage, f"{DICTIONARY}/ae.pt": weights_damage},
+    ),
+    Command(
+        ("browse", "sae", "--out", "page", "--serve", "--model", "missing-model", "--layer", "1"),
+        {"page/browser.json": json_damage},
+    ),
+]
+"""Those with missing-model end before a model is loaded: there is none of that name."""
+ODD = ("", "-1", "0", "nan", "1e999", "9" * 400, "x", "\x1b[31m\n", "n" * 5000, "é\u202e", "../..", "/dev/null", "None")
+ODD += ("[]", "--", "-", "=", "batchtopk:k=", "sampled:l=nan", "sampled:score=l2/entropy,l=5/5", "topk:k=1/1", "a:b:c")
+
+
+class Flags(NamedTuple):
+    """Flags of a command that are given odd values, after words that are right, or alone."""
+
+    right: str
+    flags: str
+
+
+FLAGS = {
+    "train": Flags(
+        "arrays/a.npy --out new",
+        "--tokens --steps --d-sae --k --methods --seeds --configs --batch-size --layer --heldout-tokens --log-to "
+        "--device --key --optimizer.lr --auxk.k --preset --model",
+    ),
+    "compare": Flags("pair --out new", "--device --threshold --unique --matching --across --at-once"),
+    "report": Flags("sweep --out new --no-figures", "--model --layer --out"),
+    "eval": Flags(
+        "lm --text text/long.txt --core.contexts 2 --out new --device cpu",
+        "--evals --text --model --layer --core.contexts --probing.k --device --model-dtype --hook",
+    ),
+    "merge": Flags("synthetic/one synthetic/two", "--out"),
+    "synthetic": Flags("--out new", "--preset --seeds --scores --multipliers --steps --only --data"),
+    "cache": Flags("--out new", "--model --text --tokens --layer --out --context --seed --part"),
+    "sweep": Flags("jobs/spec.json --dry-run", "--out --launcher --workers --device --gpus-per-job"),
+    "study": Flags(
+        "study/design.json --out new",
+        "--do --out --page --figures --train-text --tokens --stages --words --until --device",
+    ),
+    "browse": Flags(
+        f"lm/saes/{NAMES[0]} --text text/long.txt --tokens 160 --context 16 --out new --device cpu",
+        "--other --compare --neuronpedia --text --tokens --context --model --layer --top --bins --near --samples",
+    ),
+    "convert": Flags(f"{FIRST} new", "--format --k"),
+    "resume": Flags("resumed", "--extend --device --divide --load-scores"),
+    "reproduce": Flags("--scale tiny --out new --dry-run", "--scale --only --skip --device --out"),
 }
 
 
 def prepare(root: Path) -> None:
     """Undamaged files, with a run that the command line can resume."""
-    import contextlib
-
-    import numpy as np
-
-    import sampled_sae as ss
-    from sampled_sae.evals.core.schema import CoreConfig
-    from tests.fuzz.target import rows
-    from tests.fuzz.training import Stop
-
     if not (root / "arrays").exists():
         build(root)
     if not (root / "lm").exists():
-        from tests.models.tiny_models import make_model, save
-
         save(make_model("llama"), root / "model")
         text = root / "text" / "long.txt"
         text.write_text(" ".join(f"the{n * n % 97}" for n in range(3000)))
@@ -218,97 +198,3 @@ def prepare(root: Path) -> None:
                 device="cpu",
                 **settings,
             )
-
-
-def run_commands(root: Path, inputs: int, seed: str = "0", at_once: int = 2) -> list[Failure]:
-    """Run that many commands; prints failures and a summary."""
-    prepare(root)
-    begin, usual = time.monotonic(), {}
-    for number, command in enumerate(COMMANDS):
-        if command.sealed:
-            usual[number] = _outcome(*_run(root, command.words, None, b""))[2]
-    with ThreadPoolExecutor(at_once) as pool:
-        found = list(pool.map(lambda n: _one(root, f"{seed}/{n}", usual), range(inputs)))
-    verdicts = Counter(verdict for verdict, _ in found)
-    failures = [failure for _, failure in found if failure is not None]
-    for failure in failures:
-        print(
-            f"{failure.target}, {failure.file}: {failure.where}\n    {failure.what} [{failure.seed}]\n{failure.detail}"
-        )
-    shown = ", ".join(f"{count} {name}" for name, count in verdicts.most_common())
-    print(f"{inputs} commands in {time.monotonic() - begin:.0f} s: {shown}")
-    return failures
-
-
-def _one(root: Path, seed: str, usual: dict[int, str]) -> tuple[str, Failure | None]:
-    draw = random.Random(seed)
-    if draw.random() < 0.3:
-        name = draw.choice(list(FLAGS))
-        words = [
-            name,
-            *(word for _ in range(draw.choice([1, 2])) for word in (draw.choice(FLAGS[name]), draw.choice(ODD))),
-        ]
-        words += draw.choice([[], ["--out", "new"], ["arrays/a.npy", "--out", "new"]])
-        file, damaged, number, where = None, b"", -1, " ".join(words)
-    else:
-        number = draw.randrange(len(COMMANDS))
-        command = COMMANDS[number]
-        file, make = draw.choice(list(command.files.items()))
-        damage = make((root / file).read_bytes(), draw)
-        words, damaged, where = list(command.words), damage.content, damage.where
-    finished, made = _run(root, words, file, damaged)
-    verdict, what, output = _outcome(finished, made)
-    if verdict == "success" and number in usual and output != usual[number]:
-        named = file is not None and Path(file).name in finished.stderr
-        verdict, what = ("noted", "") if named else ("failed", "exit code 0 with another output")
-    if verdict != "failed":
-        return verdict, None
-    detail = "" if finished is None else finished.stderr[-1500:]
-    return verdict, Failure(f"sampled-sae {words[0]}", file or "arguments", f"{where:.200}", what, seed, detail)
-
-
-def _run(root: Path, words: Words, file: str | None, damaged: bytes) -> tuple[Any, str]:
-    """The finished process (none after LIMIT seconds), and a digest of what it wrote."""
-    with tempfile.TemporaryDirectory() as temporary:
-        copy = Path(temporary) / "files"
-        shutil.copytree(root, copy)
-        if file is not None:
-            (copy / file).write_bytes(damaged)
-        before = {path for path in copy.rglob("*") if path.is_file()}
-        package = str(Path(__file__).parents[2])
-        try:
-            finished = subprocess.run(
-                [sys.executable, "-m", "sampled_sae", *(word.replace("\x00", "") for word in words)],
-                cwd=copy,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=LIMIT,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": package},
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return None, ""
-        made = sorted(path for path in copy.rglob("sae_weights.safetensors") if path not in before)
-        for pattern in ("compared/*.csv", "tables/*.csv", "reported/tables/*.csv", "browser/**/*.js"):
-            made += sorted(copy.glob(pattern))
-        here = str(copy).encode()
-        return finished, "".join(f"{path.name}{path.read_bytes().replace(here, b'HERE')!r}" for path in made)
-
-
-def _outcome(finished: Any, made: str) -> tuple[str, str, str]:
-    """Verdict, what is wrong, and the output without times and folders."""
-    if finished is None:
-        return "failed", f"hangs: more than {LIMIT:g} s", ""
-    if finished.returncode == 0:
-        return "success", "", made
-    lines = [line for line in finished.stderr.split("\n") if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    if finished.returncode != 2 or "Traceback" in finished.stderr:
-        return "failed", f"exit code {finished.returncode}", ""
-    if len(errors) != 1 or lines[-1] != errors[0]:
-        return "failed", "not one line on stderr", ""
-    if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", errors[0]):
-        return "failed", "control characters in the error", ""
-    return "refused", "", ""

@@ -10,6 +10,8 @@ import argparse
 import contextlib
 import io
 import json
+import multiprocessing
+import os
 import random
 import shutil
 import signal
@@ -20,12 +22,15 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.progress import show
 from tests.fuzz.mutate import Damage
 from tests.fuzz.target import File, Target, digest
 from tests.fuzz.targets import build, targets
@@ -168,36 +173,73 @@ def main() -> None:
     parser.add_argument("--target", help="only this one")
     parser.add_argument("--keep", type=Path, help="folder for the undamaged files, kept for the next time")
     parser.add_argument("--details", action="store_true", help="print tracebacks")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     asked = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
-        failures = run(asked.keep or Path(temporary), asked.inputs, asked.seed, asked.target, asked.details)
+        root, failures = asked.keep or Path(temporary), list[Failure]()
+        if asked.inputs:
+            failures += run(root, asked.inputs, asked.seed, asked.target, asked.details, asked.processes)
         if asked.commands:
-            from tests.fuzz.commands import run_commands
+            from tests.fuzz.processes import run_commands
 
-            failures += run_commands(asked.keep or Path(temporary), asked.commands, asked.seed)
+            failures += run_commands(root, asked.commands, asked.seed, asked.processes)
     sys.exit(1 if failures else 0)
 
 
-def run(root: Path, inputs: int, seed: str = "0", only: str | None = None, details: bool = False) -> list[Failure]:
-    """Read that many damaged files; prints failures once each, and a summary."""
+def run(
+    root: Path, inputs: int, seed: str = "0", only: str | None = None, details: bool = False, processes: int = 1
+) -> list[Failure]:
+    """Read that many damaged files; prints failures once each, and a summary.
+
+    The inputs do not depend on the number of processes, each of which has a copy of the files.
+    """
     fuzzer, begin = Fuzzer(root), time.monotonic()
     verdicts: Counter[str] = Counter()
     failures: list[Failure] = []
     known: set[tuple[str, str]] = set()
-    for number in range(inputs):
-        verdict, failure = fuzzer.one(f"{seed}/{number}", None if only is None else fuzzer.targets[only])
+    bar = show(inputs, what="readers", unit="inputs", enabled=processes > 1)
+    for done, (verdict, failure) in enumerate(_judged(fuzzer, inputs, seed, only, processes), start=1):
         verdicts[verdict] += 1
         if failure is not None:
             failures.append(failure)
             if (failure.target, failure.what[:60]) not in known:
                 known.add((failure.target, failure.what[:60]))
                 print(f"{failure.target}, {failure.file}: {failure.where}\n    {failure.what} [{failure.seed}]")
-                if details:
-                    print(failure.detail)
+                print(failure.detail if details else "", end="", flush=True)
+        bar.update(done, f"{len(failures)} failures" if failures else "")
+    bar.close()
     shown = ", ".join(f"{count} {name}" for name, count in verdicts.most_common())
     print(f"{inputs} inputs in {time.monotonic() - begin:.0f} s: {shown}")
     return failures
+
+
+def _judged(
+    fuzzer: Fuzzer, inputs: int, seed: str, only: str | None, processes: int
+) -> Iterator[tuple[str, Failure | None]]:
+    target = None if only is None else fuzzer.targets[only]
+    if processes == 1:
+        yield from (fuzzer.one(f"{seed}/{number}", target) for number in range(inputs))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        context = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(processes, context, _copy, (fuzzer.root, temporary)) as pool:
+            seeds = [f"{seed}/{number}" for number in range(inputs)]
+            yield from pool.map(partial(_one_of_copy, only), seeds, chunksize=20)
+
+
+own: list[Fuzzer] = []
+"""That of this process."""
+
+
+def _copy(root: Path, temporary: str) -> None:
+    copy = Path(temporary) / str(os.getpid())
+    shutil.copytree(root, copy)
+    own.append(Fuzzer(copy))
+
+
+def _one_of_copy(only: str | None, seed: str) -> tuple[str, Failure | None]:
+    return own[-1].one(seed, None if only is None else own[-1].targets[only])
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from tests.fuzz.commands import COMMANDS, _outcome, _run, prepare
+from tests.fuzz.commands import COMMANDS, prepare
 from tests.fuzz.mutate import Damage, unsealed, unsealed_damage
+from tests.fuzz.processes import execute, outcome
 from tests.fuzz.run import Fuzzer, run
 
 
@@ -99,5 +100,7 @@ def test_a_damaged_cache_through_the_command_line(root, fuzzer):
     prepare(root)
     [command] = [each for each in COMMANDS if each.words[:2] == ("train", "cache")]
     shard = "cache/shard-00001.safetensors"
-    finished, made = _run(root, command.words, shard, flip((root / shard).read_bytes()))
-    assert _outcome(finished, made)[0] == "refused", finished.stderr
+    damaged = flip((root / shard).read_bytes())
+    for interpreter in (False, True):
+        finished, made = execute(root, command.words, shard, damaged, interpreter)
+        assert outcome(finished, made)[0] == "refused", finished.stderr
