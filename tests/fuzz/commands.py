@@ -134,10 +134,12 @@ ODD += ("[]", "--", "-", "=", "batchtopk:k=", "sampled:l=nan", "sampled:score=l2
 
 
 class Flags(NamedTuple):
-    """Flags of a command that are given odd values, after words that are right, or alone."""
+    """Flags of a command that are given odd values, after words that are right, or without them."""
 
     right: str
     flags: str
+    long: bool = False
+    """Whether the command takes long without the words that are right."""
 
 
 FLAGS = {
@@ -153,7 +155,9 @@ FLAGS = {
         "--evals --text --model --layer --core.contexts --probing.k --device --model-dtype --hook",
     ),
     "merge": Flags("synthetic/one synthetic/two", "--out"),
-    "synthetic": Flags("--out new", "--preset --seeds --scores --multipliers --steps --only --data"),
+    "synthetic": Flags(
+        "--out new --preset demo --steps 2", "--preset --seeds --scores --multipliers --steps --only --data", True
+    ),
     "cache": Flags("--out new", "--model --text --tokens --layer --out --context --seed --part"),
     "sweep": Flags("jobs/spec.json --dry-run", "--out --launcher --workers --device --gpus-per-job"),
     "study": Flags(
@@ -166,7 +170,7 @@ FLAGS = {
     ),
     "convert": Flags(f"{FIRST} new", "--format --k"),
     "resume": Flags("resumed", "--extend --device --divide --load-scores"),
-    "reproduce": Flags("--scale tiny --out new --dry-run", "--scale --only --skip --device --out"),
+    "reproduce": Flags("--scale tiny --out new --dry-run", "--scale --only --skip --device --out", True),
 }
 
 

@@ -79,9 +79,9 @@ def _one(root: Path, usual: dict[int, str], seed: str) -> tuple[str, Failure | N
     draw = random.Random(seed)
     if draw.random() < 0.3:
         name = draw.choice(list(FLAGS))
-        right, flags = FLAGS[name].right.split(), FLAGS[name].flags.split()
+        right, flags, long = FLAGS[name].right.split(), FLAGS[name].flags.split(), FLAGS[name].long
         odd = [word for _ in range(draw.choice([1, 2])) for word in (draw.choice(flags), draw.choice(ODD))]
-        words = [name, *draw.choice([[], right, right]), *odd]
+        words = [name, *draw.choice([right if long else [], right, right]), *odd]
         file, damaged, number, where = None, b"", -1, " ".join(words)
     else:
         number = draw.randrange(len(COMMANDS))
