@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import io
 import os
 import re
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 2 for a user error, 130 for an interruption, 141 if the output has no reader."""
     with warnings.catch_warnings(), _exit_on_broken_pipe(), exiting():
         warnings.showwarning = _one_line_warning
-        with _printing_once():
+        with _printing_once(), _names_in_one_line():
             _run(sys.argv[1:] if arguments is None else arguments)
 
 
@@ -68,6 +69,17 @@ def _printing_once() -> Iterator[None]:
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(redirect_stderr(nowhere))
         yield
+
+
+@contextmanager
+def _names_in_one_line() -> Iterator[None]:
+    """A name that the file system does not take is the user's, wherever it is met first."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise UserError(f"{_shortened(str(error.filename))}: too long for the name of a file or folder") from None
 
 
 def _one_line_warning(message: Warning | str, *place: Any, **rest: Any) -> None:

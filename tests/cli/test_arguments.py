@@ -47,3 +47,13 @@ def test_wrong_values(name, encoding, monkeypatch, capsys):
 def test_missing_and_unknown_words(words, line):
     with pytest.raises(UserError, match=re.escape(line)):
         cli.parse(cli.load("train"), [*words, "--out", "o"], "train")
+
+
+@pytest.mark.parametrize("words", ["sweep status {}", "resume {}", "study {}", "report {} --out o", "convert {} o"])
+def test_names_that_are_too_long_for_a_file(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        cli.main(words.format("n" * 5000).split())
+    printed = capsys.readouterr().err
+    assert end.value.code == 2 and printed.startswith("error: ") and printed.count("\n") == 1
+    assert not list(tmp_path.iterdir())
