@@ -35,7 +35,7 @@ test-peers: .venv/ready
 
 # Sweeps on a Slurm cluster of this machine alone (Debian: apt-get install slurm-wlm munge; as root).
 test-cluster: .venv/ready
-	$(BIN)/python -m pytest -q -o addopts= tests/cluster
+	$(BIN)/python -m pytest -q -rs -o addopts= tests/cluster
 
 # One training over several processes: ranks that die, hang or are interrupted, and how it goes on.
 test-ranks: .venv/ready
