@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from sampled_sae.browser.collect import BrowseConfig, Progress, collect
 from sampled_sae.browser.files import MEANINGS, Page, data_files
 from sampled_sae.browser.neuronpedia import NeuronpediaConfig, write_neuronpedia
 from sampled_sae.browser.serve import TextReader, serve
-from sampled_sae.config import Bound, Config, NonNegative, read_file, write_file
+from sampled_sae.config import Bound, Config, read_file, write_file
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.text import TextList, TextSource
 from sampled_sae.evals.results import FIRING, Density, fingerprint, read_density, read_explanations, read_unique
@@ -57,6 +58,8 @@ def html_page(title: str, summary: str, data_folder: str, served: bool = False) 
 FOLDER = re.compile(r"data-[0-9a-f]{12}")  # how folders of data are called: by what is in them
 DATA = Bound("must be the name of a folder of data", lambda name: FOLDER.fullmatch(name) is not None)
 
+LIMIT = Bound("must be a finite number", lambda value: 0 <= value < math.inf)
+
 
 @dataclass(frozen=True, slots=True)
 class Record(Config):
@@ -67,7 +70,7 @@ class Record(Config):
     title: str
     summary: str
     data: Annotated[str, DATA]  # folder of the data
-    limit: NonNegative | None = None  # norm above which tokens were left out; None for none
+    limit: Annotated[float, LIMIT] | None = None  # norm above which tokens were left out; None for none
 
 
 def read_record(out: Path, folder: Path) -> Record:

@@ -198,6 +198,6 @@ def targets() -> list[Target]:
         Target("synthetic", "synthetic/one", strict("results.json"), _synthetic, 1),
         Target("merge", "synthetic", merged, _synthetic_page, 0.15, copies=True),
         Target("record of stages", "reproduce", strict("reproduce.json"), _record, 1, True),
-        Target("page of latents", "page", (File(BROWSER, json_damage),), _served),
+        Target("page of latents", "page", (File(BROWSER, json_damage, "strict", frozenset({"limit"})),), _served),
         Target("answers", "answers", (File("answers.jsonl", lines_damage, "lenient"),), _answers),
     ]
