@@ -179,7 +179,7 @@ class Report:
         missing = [table for table in written.paper_tables if isinstance(table, Missing)]
         if missing:
             reasons = dict.fromkeys(f"  {shown(table.why)}" for table in missing)
-            print(f"Missing of the paper's tables: {len(missing)}", *reasons, sep="\n")
+            print(f"Tables of the paper that are missing: {len(missing)}", *reasons, sep="\n")
 
 
 @dataclass(frozen=True)
