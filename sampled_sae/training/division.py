@@ -66,6 +66,8 @@ def _candidates(how: str, configs: list[SAEConfig], world: int) -> list[tuple[in
     groups, shards = map(int, fixed.split("x"))
     if groups * shards != world:
         raise UserError(f"divide = {how!r}: is for {groups * shards} ranks, but there are {world}")
+    for config in configs:
+        check_divided(config, shards)
     return [(groups, shards)]
 
 

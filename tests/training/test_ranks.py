@@ -50,11 +50,15 @@ def test_saes_are_shared_out_by_their_size():
 
 @pytest.mark.parametrize(
     "how, line",
-    [("2x3", r"divide = '2x3': is for 6 ranks, but there are 4"), ("rows", "must be auto, saes, latents, or groups")],
+    [
+        ("2x3", r"divide = '2x3': is for 6 ranks, but there are 4"),
+        ("rows", "must be auto, saes, latents, or groups"),
+        ("latents", "d_sae = 66: must be a multiple of 4"),
+    ],
 )
 def test_a_wrong_division_is_one_line(how, line):
     with pytest.raises(UserError, match=line):
-        division._candidates(how, [ss.batchtopk(64, 4)], 4)
+        division._candidates(how, [ss.batchtopk(66, 4)], 4)
 
 
 def test_memory_of_a_part_of_the_latents_is_that_part():
