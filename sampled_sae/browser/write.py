@@ -103,7 +103,8 @@ def write_browser(page: Page, tokenizer: Any, out: Path, progress: Progress | No
         (temporary / f"{name}.js").write_text(text, encoding="ascii")
         for done, (name, text) in enumerate(files):
             (temporary / f"{name}.js").write_text(text, encoding="ascii")
-            report("writing: files", min(done, page.chunks), page.chunks)
+            if done % 16 == 0:  # files are small
+                report("writing: files", min(done, page.chunks), page.chunks)
     report("writing: files", page.chunks, page.chunks)
     title, summary = page.about["title"], page.about["summary"]
     if page.folder is not None:
