@@ -167,6 +167,7 @@ def _named(config: dict[str, Any]) -> bool:
 
 def _sae(folder: Path, run: Run | None, notes: list[str]) -> Saved:
     own, foreign = _read(folder / OWN, "sae", notes), _foreign(folder, notes)
+    notes += [f"{folder / OWN}: has no {name}; left out" for name in ("config", "metadata") if own and name not in own]
     of_run = dicts(part(run.record, "config"), "saes") if run else []
     configs = [own.get("config"), *(config for config in of_run if config.get("name") == folder.name)]
     metadata = part(own, "metadata") or {k: v for k, v in part(foreign, "metadata").items() if v is not None}

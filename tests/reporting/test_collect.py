@@ -89,6 +89,14 @@ def test_other_damaged_files_are_named(tmp_path: Path) -> None:
     assert len(found.saes) == len(grid())
 
 
+def test_an_saes_file_without_settings_is_named(tmp_path: Path) -> None:
+    """It was left out of the report without a word."""
+    write_sweep(tmp_path)
+    put(tmp_path / "saes" / "topk-s0" / "sampled_sae.json", {"": {}})
+    notes = collect([tmp_path]).notes
+    assert len(notes) == 2 and all("sampled_sae.json" in note and "left out" in note for note in notes)
+
+
 def test_comparisons_are_found(tmp_path: Path) -> None:
     put(tmp_path / "a" / "compare.json", {"seeds": []})
     found = collect([tmp_path])
