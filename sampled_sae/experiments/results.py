@@ -183,7 +183,8 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
     files = [] if figures is None else write_figures(drawn, make_folder(figures))
     images = [path for path in files if path.suffix == ".png"]
     for path in set(files) - set(images):
-        path.unlink()
+        with writing(path):
+            path.unlink()
     blocks = [("answer", answer(results, study.claims, study.needed, roles, synthetic))]
     if figures is not None:
         shown = "\n\n".join(f"![{path.stem}]({os.path.relpath(path, page.parent)})" for path in images)

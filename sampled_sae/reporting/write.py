@@ -23,7 +23,7 @@ from sampled_sae.reporting.report_page import page
 from sampled_sae.reporting.sweep import Configuration, Sweep, group_title, hook_of, key_of, sweeps
 from sampled_sae.reporting.tables import Missing, comma_separated, files, latex, markdown
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import make_folder, remove_leftovers, write_json, write_text
+from sampled_sae.utils.files import make_folder, remove_leftovers, write_json, write_text, writing
 from sampled_sae.utils.measures import Column, Table, find, unique
 from sampled_sae.utils.third_party import install
 
@@ -210,7 +210,8 @@ def _tidy(out: Path, written: Sequence[Path]) -> None:
     for name in before if isinstance(before, list) else []:
         # Only files in the report's own folders, whatever the list contains.
         if isinstance(name, str) and name not in names and re.fullmatch(r"(tables|figures)/[^/\\]+", name):
-            (out / name).unlink(missing_ok=True)
+            with writing(out):
+                (out / name).unlink(missing_ok=True)
     write_file(record, "report", {"files": names})
 
 

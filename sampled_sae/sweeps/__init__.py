@@ -15,7 +15,7 @@ from sampled_sae.sweeps import local, slurm
 from sampled_sae.sweeps.spec import SlurmConfig, SweepConfig, read_spec
 from sampled_sae.sweeps.store import CANCEL, Entry, Sweep, folder_of
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import alone_in, write_text
+from sampled_sae.utils.files import alone_in, write_text, writing
 from sampled_sae.utils.progress import say
 from sampled_sae.utils.third_party import package
 
@@ -58,7 +58,8 @@ def launch(
     with alone_in(folder):
         sweep = Sweep.start(folder, spec)
         seen = look(sweep)
-        (sweep.folder / CANCEL).unlink(missing_ok=True)
+        with writing(sweep.folder):
+            (sweep.folder / CANCEL).unlink(missing_ok=True)
         again = ("pending", "interrupted", "cancelled", *(["failed"] if retry_failed else []))
         names = [each.entry.job.name for each in seen if each.status in again]
         for name in names:

@@ -1,5 +1,6 @@
 """One job: idempotent, resumable after signals, and honest about what went wrong."""
 
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import transformers
 from sampled_sae import SAE, SCORES
 from sampled_sae.evals import EVALUATIONS
 from sampled_sae.formats import saes_in
-from sampled_sae.sweeps import cancel, look, worker
+from sampled_sae.sweeps import cancel, launch, look, worker
 from sampled_sae.sweeps.spec import SweepConfig, completed
 from sampled_sae.sweeps.store import Sweep
 from sampled_sae.utils.errors import Interrupted, UserError
@@ -132,6 +133,17 @@ def test_cancel_marks_what_has_not_begun(tmp_path, make_spec):
     sweep = Sweep.start(tmp_path / "s", make_spec("a", "b"))
     worker.work(sweep.folder, "a", **CPU)
     assert [each.status for each in cancel(sweep.folder)] == ["finished", "cancelled"]
+
+
+def test_a_folder_that_became_read_only_is_one_line(tmp_path, make_spec, monkeypatch):
+    Sweep.start(tmp_path / "s", make_spec())
+
+    def refuse(path, missing_ok=False):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(UserError, match="cannot write there"):
+        launch(make_spec(), tmp_path / "s", workers=1, device="cpu")
 
 
 def test_another_spec_in_the_same_folder_is_refused(tmp_path, make_spec):
