@@ -239,7 +239,7 @@ class InitConfig(Config):
     """Unit decoder rows. random: directions without regard to the data; covariance: drawn from N(0, C^(1/2)), with C
     the covariance of the first batch."""
     encoder_scale: PositiveNumber | None = None
-    """W_enc = encoder_scale * W_dec. Default: 0.5 at a K of 60, larger for a smaller K: 0.5 (60 / K)^0.3."""
+    """W_enc = encoder_scale * W_dec. Default: 0.5 (60 / K)^0.3, at least 0.4 and at most 0.7."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def encoder_scale(config: SAEConfig) -> float:
     """
     if config.init.encoder_scale is not None:
         return config.init.encoder_scale
-    return float(f"{min(max(0.5 * (60 / config.k) ** 0.3, 0.25), 1.0):.3g}")
+    return float(f"{min(max(0.5 * (60 / config.k) ** 0.3, 0.4), 0.7):.3g}")
 
 
 def with_lr(config: SAEConfig, d_in: int, batch_size: int, steps: int) -> SAEConfig:

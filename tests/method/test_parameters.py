@@ -89,7 +89,7 @@ def test_ranks_begin_with_their_part_of_the_same_values(decoder, m, d, monkeypat
     assert all(torch.equal(number, after) for _, number in made)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("draw", ["uniform_", "normal_"])
 @pytest.mark.parametrize("number", [2, 3, 8])
 def test_a_gpu_draws_the_same_values_in_parts(number, draw):

@@ -89,7 +89,7 @@ class Recorder(Callback):
 
 def test_callbacks_are_called_in_order(activations, tmp_path):
     seen = Recorder()
-    configs = [ss.batchtopk(48, 4, name="a"), ss.topk(48, 4, name="b")]
+    configs = [ss.batchtopk(48, 4, name="a", lr=1e-4), ss.topk(48, 4, name="b", lr=1e-4)]
     every = {"log_every": 100, "checkpoint_every": 2, "callbacks": [seen]}
     saes = ss.train(activations, configs, steps=4, out=tmp_path, **every, **QUIET)
     assert len(saes) == 2

@@ -80,7 +80,8 @@ def test_saved_on_raw_activations_equals_trained_on_scaled_ones(activations, tmp
         learner.step(stream.batch(step) / c, step)
     scaled = learner.sae()
     scaled.threshold.copy_(saved.threshold / c)
-    torch.testing.assert_close(saved(raw), c * scaled(raw / c), rtol=1e-4, atol=1e-3)
+    equal = torch.isclose(saved(raw), c * scaled(raw / c), rtol=1e-4, atol=1e-3).all(1)
+    assert equal.float().mean() > 0.999  # rounding decides where a latent is at its threshold
     if norm is None:
         assert c == 1
     else:
