@@ -5,6 +5,7 @@ A process that torchrun did not start is the only rank; nothing here then import
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -257,6 +258,7 @@ def join(device: str | torch.device | None = None) -> Ranks:
                 dist.init_process_group(
                     backend, store=found, rank=own_rank(), world_size=number_of_ranks(), timeout=LIMIT
                 )
+                atexit.register(leave)  # torch may abort a process that ends with threads of a group
             rank, world = dist.get_rank(), dist.get_world_size()
             over_cpu = place.type == "cuda" and backend == "gloo"
             everyone = [Group(rank, world, dist.new_group(timeout=LIMIT), over_cpu) for _ in range(3)]
