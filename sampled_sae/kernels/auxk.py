@@ -257,7 +257,7 @@ def _remaining(out, decoded, squares, dead, after, losses, parts, m, alpha, toke
                PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     part = tl.arange(0, PARTS)
     whole = tl.sum(tl.load(squares + part, mask=part < parts, other=0.0)) / (scale * scale)
-    explains = (whole > 0) & (tl.load(dead) < m)  # nothing to explain counts as 0, and so does nobody to explain it
+    explains = (whole > 0) & (tl.load(dead) < m)  # 0 without an error, and 0 without dead latents
     share = tl.where(explains, 1 / tl.where(explains, whole, 1.0), 0.0)
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     total = tl.zeros([ROWS], tl.float32)
