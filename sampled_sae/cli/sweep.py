@@ -55,19 +55,18 @@ class Sweep:
         return cls(tyro.MISSING, slurm=read_spec(given).slurm if given is not None and readable else SlurmConfig())
 
     def run(self) -> None:
-        from sampled_sae.sweeps import counted, folder_of, launch
-        from sampled_sae.sweeps.store import jobs_of
+        from sampled_sae.sweeps import counted, folder_of, launch, planned
 
         spec = replace(read_spec(self.spec), slurm=self.slurm)
         if self.launcher == "slurm" and (self.workers is not None or self.device is not None or self.gpus_per_job != 1):
             names = "--workers, --device and --gpus-per-job"
             raise UserError(f"{names} are not used with --launcher slurm: set --slurm.gpus-per-job")
+        out = self.out or folder_of(self.spec)
         if self.dry_run:
-            for job in jobs_of(spec):
+            for job in planned(spec, out):
                 what = ", ".join(str(sae.name) for sae in job.saes) or f"part {job.part} of {job.cache}"
                 print(f"{job.name}: {what}")
             return
-        out = self.out or folder_of(self.spec)
         place: dict[str, Any] = {"workers": self.workers, "device": self.device, "gpus_per_job": self.gpus_per_job}
         seen = launch(spec, out, self.launcher, retry_failed=self.retry_failed, **place)
         print(f"{out}: {counted(seen)}")

@@ -135,7 +135,8 @@ def decode_with_pullback(codes: SparseCodes, W_dec: Tensor) -> tuple[Tensor, Ten
     """x_hat [tokens, d_in] as by `decode`, and the leaf [n] through which `value_gradient` later flows back."""
     with torch.enable_grad():
         leaf = codes.value.detach().requires_grad_()
-        x_hat = codes._replace(value=leaf).decode(W_dec.detach())
+        # Before 2.7, torch's embedding_bag differentiates the weights only if the table requires gradients, too.
+        x_hat = codes._replace(value=leaf).decode(W_dec.detach().requires_grad_())
     return x_hat, leaf
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.llama import read_llama, read_shape
 from sampled_sae.utils.cost import Shape
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.progress import show
 from sampled_sae.utils.system import usable_device
 from sampled_sae.utils.third_party import look_up, package, packaged_file, quiet, reason
 
@@ -244,17 +246,38 @@ def _parsed_once(source: Source) -> Iterator[None]:
     """Keep what the package gguf computes from a file's header and from the architecture.
 
     For configuration, tokenizer and weights transformers reads the header again, and it maps the names of all tensors
-    once for each module: seconds each.
+    once for each module: seconds each. Its bar over the tensors, which cannot be switched off, becomes ours.
     """
-    gguf = package("gguf") if source.gguf is not None else None
-    given = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map") if hasattr(gguf, name)}
+    if source.gguf is None:
+        yield
+        return
+    gguf, reader = package("gguf"), package("transformers.modeling_gguf_pytorch_utils")
+    changed: list[tuple[Any, str, Any]] = [
+        (gguf, name, cache(getattr(gguf, name))) for name in PARSED if hasattr(gguf, name)
+    ]
+    changed += [(reader, "tqdm", _shown)] if hasattr(reader, "tqdm") else []
+    given = [(module, name, getattr(module, name)) for module, name, _ in changed]
     try:
-        for name, function in given.items():
-            setattr(gguf, name, cache(function))
+        for each in changed:
+            setattr(*each)
         yield
     finally:
-        for name, function in given.items():
-            setattr(gguf, name, function)
+        for each in given:
+            setattr(*each)
+
+
+PARSED = ("GGUFReader", "get_tensor_name_map")
+
+
+def _shown(tensors: Sequence[Any], **_: Any) -> Iterator[Any]:
+    """The tensors of a GGUF file, with a progress bar on a terminal and no output elsewhere."""
+    bar = show(len(tensors), what="loading the model", unit="tensors", enabled=sys.stderr.isatty())
+    try:
+        for done, tensor in enumerate(tensors, start=1):
+            yield tensor
+            bar.update(done)
+    finally:
+        bar.close()
 
 
 def _move(model: nn.Module, device: torch.device, name: str) -> nn.Module:

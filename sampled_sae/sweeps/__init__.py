@@ -13,13 +13,24 @@ from typing import Literal, NamedTuple
 
 from sampled_sae.sweeps import local, slurm
 from sampled_sae.sweeps.spec import SlurmConfig, SweepConfig, read_spec
-from sampled_sae.sweeps.store import CANCEL, Entry, Sweep, folder_of
+from sampled_sae.sweeps.store import CANCEL, Entry, Sweep, folder_of, planned
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import alone_in, write_text, writing
 from sampled_sae.utils.progress import say
 from sampled_sae.utils.third_party import package
 
-__all__ = ["Seen", "SlurmConfig", "SweepConfig", "cancel", "counted", "folder_of", "launch", "look", "read_spec"]
+__all__ = [
+    "Seen",
+    "SlurmConfig",
+    "SweepConfig",
+    "cancel",
+    "counted",
+    "folder_of",
+    "launch",
+    "look",
+    "planned",
+    "read_spec",
+]
 Launcher = Literal["local", "slurm"]
 Shown = Literal["pending", "queued", "running", "interrupted", "finished", "failed", "cancelled"]
 

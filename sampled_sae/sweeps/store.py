@@ -26,7 +26,7 @@ from sampled_sae.method.presets import named
 from sampled_sae.sweeps.spec import EXTENSIONS, ModelDtype, SweepConfig
 from sampled_sae.training.folder import inside
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import alone_in, make_folder, remove_leftovers
+from sampled_sae.utils.files import alone_in, check_writable, make_folder, remove_leftovers
 from sampled_sae.utils.measures import unique
 
 FILE = "sweep.json"
@@ -81,6 +81,14 @@ def jobs_of(spec: SweepConfig) -> list[Job]:
             name = unique(title if len(parts) == 1 else f"{title}-part-{number}", taken)
             jobs.append(Job(name, tuple(group), **place))
     return jobs
+
+
+def planned(spec: SweepConfig, folder: Path) -> list[Job]:
+    """The jobs that a launch in `folder` would have. A folder that cannot be used is an error; nothing is written."""
+    check_writable(folder)
+    if (folder / FILE).exists():
+        Sweep(folder).check_spec(spec)
+    return jobs_of(spec)
 
 
 def _writers(title: str, place: dict[str, Any], parts: int, taken: set[str]) -> list[Job]:
@@ -162,8 +170,7 @@ class Sweep:
         cwd = str(Path.cwd())
         if record.exists():
             before = cls(folder)
-            if difference := first_difference(before.spec.decisive(), spec.decisive()):
-                raise UserError(f"{record}: the sweep there has another spec: {difference}; choose another folder")
+            before.check_spec(spec)
             cwd = before.cwd
         for job in jobs:
             path = folder / "jobs" / job.name / "job.json"
@@ -173,6 +180,12 @@ class Sweep:
         # Last, so that a folder with this file is complete.
         write_file(record, "sweep", {"spec": spec.to_dict(), "cwd": cwd, "jobs": [job.name for job in jobs]})
         return cls(folder)
+
+    def check_spec(self, spec: SweepConfig) -> None:
+        """Refuse a spec other than the one that the sweep was started with."""
+        if difference := first_difference(self.spec.decisive(), spec.decisive()):
+            record = self.folder / FILE
+            raise UserError(f"{record}: the sweep there has another spec: {difference}; choose another folder")
 
     def path(self, name: str) -> Path:
         """The folder of a job."""

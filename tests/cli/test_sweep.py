@@ -75,4 +75,14 @@ def test_mistakes_are_one_line(spec, tmp_path, inside, capsys):
     assert fails(capsys, "sweep", spec, "--launcher", "slurm", "--workers", 2) == used
     fails(capsys, "sweep", spec, "--device", "cpu")
     spec.write_text(spec.read_text().replace("[2, 4]", "[2, 3]"))
-    assert "has another spec: k[1] was 4 and is now 3" in fails(capsys, "sweep", spec, "--device", "cpu")
+    for flag in (["--device", "cpu"], ["--dry-run"]):
+        assert "has another spec: k[1] was 4 and is now 3" in fails(capsys, "sweep", spec, *flag)
+
+
+def test_a_dry_run_fails_where_the_folder_cannot_be_used_and_writes_nothing(spec, tmp_path, inside, capsys):
+    (tmp_path / "file").write_text("taken")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        for flag in (["--device", "cpu"], ["--dry-run"]):
+            assert f"{out}: cannot write there (" in fails(capsys, "sweep", spec, "--out", out, *flag)
+    main(["sweep", str(spec), "--out", str(tmp_path / "new"), "--dry-run"])
+    assert not (tmp_path / "new").exists()

@@ -116,6 +116,15 @@ def test_a_model_from_gguf_is_a_plain_one(gguf, tmp_path, tokens):
     assert torch.equal(load_model(tmp_path, "cpu").logits(tokens), lm.logits(tokens))
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_bar_of_a_gguf_file_is_ours_and_only_on_a_terminal(gguf, capsys, monkeypatch, terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    load_model(gguf, "cpu")
+    shown = capsys.readouterr().err
+    assert "Converting" not in shown
+    assert ("loading the model" in shown and "tensors" in shown) if terminal else shown == ""
+
+
 @pytest.mark.parametrize("bos", [True, False, None])
 def test_a_gguf_file_decides_on_bos(tmp_path, bos):
     path = save_gguf(make_model("llama"), tmp_path / "tiny.gguf", bos)
