@@ -135,20 +135,20 @@ def runs_of(study: Study, stage: Stage, rows: Sequence[Row]) -> list[Run]:
 
 # ---- time ----------------------------------------------------------------------------------------------
 
-FIXED: dict[str, float] = {"probing": 15.0, "finalists": 90.0}
+FIXED: dict[str, float] = {"probing": 10.0, "finalists": 90.0}
 """Seconds of a measure for any number of SAEs: texts are read and tokenized."""
 EACH: dict[str, float] = {
     "rate": 0.0,
-    "select": 1.2,
+    "select": 1.6,
     "core": 2.0,
-    "absorption": 1.0,
-    "probing": 2.5,
+    "absorption": 0.6,
+    "probing": 1.6,
     "finalists": 6.0,
     "similarity": 1.0,
-    "slices": 0.5,
+    "slices": 0.3,
 }
 """Seconds of a measure for one SAE of 65,536 latents."""
-PREPARED: dict[str, float] = {"harvest": 30.0, "absorption": 37.0}
+PREPARED: dict[str, float] = {"harvest": 17.0, "absorption": 20.0}
 """Seconds per layer: 25M tokens through the model; the words of absorption."""
 
 

@@ -23,7 +23,8 @@ from sampled_sae.experiments.layer import Layer, read_tokens
 from sampled_sae.formats.tensors import read_safetensors
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.reporting.study import GOAL, Results, Run, read_rows
-from sampled_sae.reporting.study_page import NOT_RUN, against, answer, fill_page, forest, tables
+from sampled_sae.reporting.study_figures import against, forest
+from sampled_sae.reporting.study_page import NOT_RUN, answer, fill_page, tables
 from sampled_sae.reporting.synthetic import load_results
 from sampled_sae.reporting.write import write_figures
 from sampled_sae.sae import SAE
@@ -163,7 +164,7 @@ def judged(
 
 SYNTHETIC = "synthetic"
 DETAILED = "tables.md"
-DETAILS = ("difference-", "datasets-", "self-", "synthetic-")  # beginnings of the names of tables there
+DETAILS = ("every-", "difference-", "datasets-", "self-", "synthetic-")  # beginnings of the names of tables there
 PAIRS = (("fvu", "probing_5"), ("absorption", "probing_5"), ("fvu", "autointerp"))  # metrics against each other
 SHOWN = (*GOAL, "absorption_f1", "over_10_percent", "autointerp", "mmcs_seeds")  # metrics with a figure
 
@@ -187,7 +188,8 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
             path.unlink()
     blocks = [("answer", answer(results, study.claims, study.needed, roles, synthetic))]
     if figures is not None:
-        shown = "\n\n".join(f"![{path.stem}]({os.path.relpath(path, page.parent)})" for path in images)
+        titles = {name: _title(figure) for name, figure in drawn}
+        shown = "\n\n".join(f"![{titles[path.stem]}]({os.path.relpath(path, page.parent)})" for path in images)
         blocks.append(("figures", shown or NOT_RUN))
     made = list(tables(results, study.claims, roles, study.needed, synthetic))
     fill_page(page, [*blocks, *(table for table in made if not table.name.startswith(DETAILS))])
@@ -204,3 +206,9 @@ def _figures(results: Results, setting: str) -> Iterator[tuple[str, Any]]:
     for metric in SHOWN:
         if (figure := forest(results, setting, metric)) is not None:
             yield f"{setting}-{metric}", figure
+
+
+def _title(figure: Any) -> str:
+    """What a figure shows, from the titles of its axes."""
+    x, y = figure.layout.xaxis.title.text, figure.layout.yaxis.title.text
+    return f"{y} against {x}" if y else str(x)

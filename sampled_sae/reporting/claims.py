@@ -10,7 +10,7 @@ from itertools import permutations
 from typing import Any, Literal, NamedTuple
 
 from sampled_sae.config import Config, PositiveNumber, require
-from sampled_sae.reporting.study import BASE, FLOOR, GOAL, METRICS, Results
+from sampled_sae.reporting.study import BASE, FLOOR, GOAL, METRICS, Compared, Results
 from sampled_sae.utils.measures import Cell, Column, Table, form, number
 from sampled_sae.utils.paired import Difference, Verdict, holm, paired
 
@@ -83,7 +83,8 @@ def _decided(results: Results, claim: Claim, found: Mapping[str, tuple[Differenc
     if verdicts[0] in holds and claim.ratio is not None:
         first, second = (results.measured(next(iter(found)), m, claim.metric) for m in (claim.method, claim.against))
         if statistics.fmean(first.values()) < claim.ratio * statistics.fmean(second.values()):
-            return "undecided"
+            below = _at_most(results, claim, next(iter(found))) == "supported"
+            return "refuted" if below else "undecided"
     if verdicts[0] in holds:
         return "mixed" if OPPOSITE[claim.expect] in verdicts else "supported"
     if verdicts[0] == OPPOSITE[claim.expect]:
@@ -209,12 +210,16 @@ def claims_table(results: Results, claims: Sequence[Claim], synthetic: Synthetic
         title = metric.title if metric else ", ".join(METRICS[name].title for name in claim.metrics) or "FVE"
         cells: list[Cell] = [tested.detail or "-", "-", "-"]
         if tested.effect is not None and metric is not None:
-            it, digits = tested.effect, metric.digits
-            ends = "" if it.interval is None else f" ({' to '.join(form(end, digits) for end in it.interval)})"
-            cells = [form(it.mean, digits) + ends, form(it.detectable, digits), it.clusters[0]]
+            it = tested.effect
+
+            def shown(value: float | None, metric: Compared = metric) -> str:
+                return f"x {2**value:.2f}" if metric.log and value is not None else form(value, metric.digits)
+
+            ends = "" if it.interval is None else f" ({' to '.join(map(shown, it.interval))})"
+            cells = [shown(it.mean) + ends, shown(it.detectable), it.clusters[0]]
         pair = f"{claim.method} against {claim.against}" if metric else claim.method or "all methods"
         rows.append([claim.name, claim.text, pair, title, tested.outcome, *cells, tested.settings, tested.beside])
-    return Table(columns, rows, "claims", note="Differences of numbers of dense latents are log2 of the ratio.")
+    return Table(columns, rows, "claims", note="Numbers of dense latents are compared by their ratio (x).")
 
 
 def goal_table(

@@ -1,4 +1,4 @@
-"""The page of a study: the answer, tables and figures.
+"""The page of a study: the answer and the tables.
 
 The page is Markdown. Text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the block of that name;
 the rest of the page is left as it is.
@@ -11,10 +11,11 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 from sampled_sae.reporting.claims import (
     Claim,
+    Outcome,
     Synthetic,
     claims_table,
     goal_table,
@@ -22,16 +23,12 @@ from sampled_sae.reporting.claims import (
     hypotheses_table,
     reached,
 )
-from sampled_sae.reporting.figures import INK, MUTED, base_figure, front, labels, span, steps
 from sampled_sae.reporting.study import BASE, GOAL, METRICS, NO_LEADERS, UNEQUAL, Results, judged, leading
 from sampled_sae.reporting.synthetic import buckets, configurations
 from sampled_sae.reporting.tables import markdown
 from sampled_sae.utils.files import read_text, write_text
 from sampled_sae.utils.measures import Cell, Column, Stat, Table, form
 from sampled_sae.utils.paired import Key
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 FRESH = (3, 4)  # seeds that no choice has seen
 NEUTRAL = {
@@ -41,11 +38,12 @@ NEUTRAL = {
     "undecided": "undecided",
 }  # where no end is better
 NOT_RUN = "Not run yet: there are no results."
+MAIN = (*GOAL, "absorption_f1", "over_10_percent", "alive", "autointerp", "mmcs_seeds")  # of the page's own table
 
 
-def summary_table(results: Results, setting: str) -> Table:
+def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN, name: str = "summary") -> Table:
     """A row per method: means over seeds with their range, and the number of seeds."""
-    used = [name for name in METRICS if any(results.measured(setting, m, name) for m in results.methods(setting))]
+    used = [name for name in metrics if any(results.measured(setting, m, name) for m in results.methods(setting))]
     columns = [
         Column("method"),
         Column("learning rate"),
@@ -59,7 +57,7 @@ def summary_table(results: Results, setting: str) -> Table:
         rate = f"x {results.best(setting, method):g}"
         rows.append([method, rate, max(map(len, by_metric), default=0), *stats])
     note = "Mean over seeds, with the range. Learning rate: factor of the package's default."
-    return Table(columns, rows, f"summary-{setting}", note=note)
+    return Table(columns, rows, f"{name}-{setting}", note=note)
 
 
 def _by_seed(values: Mapping[Key, float]) -> list[float]:
@@ -171,16 +169,10 @@ def answer(
         return NOT_RUN if not tried else f"Not run yet: only learning rates were chosen, with {tried} short trainings."
     first = results.settings[0]
     baselines = [name for name, role in roles.items() if role == "baseline"]
-    variants = [name for name in results.methods(first) if roles.get(name) not in NO_LEADERS]
-    winners = reached(results, variants, baselines)
-    tested = [name for name in variants if any(results.difference(first, name, BASE, metric) for metric in GOAL)]
-    if winners:
-        use = f"Yes: {', '.join(winners)} reach the goal in {', '.join(results.deciding)}."
-    else:
-        use = f"Not shown: none of {len(tested)} variants reaches the goal in {', '.join(results.deciding)}."
+    use = _verdict_on_the_family(results, first, roles, baselines)
     outcomes = hypotheses(results, claims, needed, synthetic)
-    by = {kind: [name for name, it in outcomes.items() if it == kind] for kind in dict.fromkeys(outcomes.values())}
-    counted = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by.items())
+    by = {kind: [name for name, it in outcomes.items() if it == kind] for kind in get_args(Outcome)}
+    counted = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by.items() if names)
     seeds = sorted({row.run.seed for row in results.rows if row.measure == "core" and row.run.setting == first})
     saes = len({row.run for row in results.rows if row.measure != "rate"})
     return "\n".join(
@@ -195,21 +187,47 @@ def answer(
     )
 
 
+def _verdict_on_the_family(results: Results, setting: str, roles: Mapping[str, str], baselines: Sequence[str]) -> str:
+    """Whether a variant reaches the goal; if not, what its pools lose and win against the base."""
+    variants = [name for name in results.methods(setting) if roles.get(name) not in NO_LEADERS]
+    where = ", ".join(results.deciding)
+    if winners := reached(results, variants, baselines):
+        return f"Yes: {', '.join(winners)} reach the goal in {where}."
+    tested = [name for name in variants if any(results.difference(setting, name, BASE, metric) for metric in GOAL)]
+    verdicts = {
+        name: {metric: found[1] for metric in GOAL if (found := results.difference(setting, name, BASE, metric))}
+        for name in tested
+    }
+    decided = {name: own for name, own in verdicts.items() if own.get("fvu") in ("better", "worse", "not worse")}
+    lost = [name for name, own in decided.items() if own["fvu"] == "worse"]
+    won = [f"{name} in {METRICS[m].title}" for name, own in decided.items() for m, it in own.items() if it == "better"]
+    return (
+        f"Not as a default: none of {len(tested)} variants reaches the goal in {where}. Of the {len(decided)} with "
+        f"several seeds, {len(lost)} have a higher FVU than {BASE}; better than {BASE}: "
+        f"{', '.join(won) or 'none, in any metric'}."
+    )
+
+
 def _best_method(results: Results, setting: str) -> str:
-    """The method of the best mean rank over the goal's metrics, all seeds."""
-    ranks: dict[str, list[int]] = {}
-    for metric in GOAL:
-        every = {method: results.measured(setting, method, metric) for method in results.methods(setting)}
-        means = {method: statistics.fmean(values.values()) for method, values in every.items() if values}
-        order = sorted(means, key=means.__getitem__, reverse=METRICS[metric].better == "high")
-        for rank, method in enumerate(order, start=1):
-            ranks.setdefault(method, []).append(rank)
-    full = [method for method, own in ranks.items() if len(own) == len(GOAL)]
-    if not full:
-        return "Undecided: no method has all of the goal's metrics yet."
-    best = sorted(full, key=lambda method: statistics.fmean(ranks[method]))[:3]
-    shown = ", ".join(f"{method} ({statistics.fmean(ranks[method]):.1f})" for method in best)
-    return f"By mean rank over FVU, CE loss recovered, probing (k = 1, 5) and absorption in {setting}: {shown}."
+    """The methods that are worse than no other in any of the goal's metrics, among those with several seeds."""
+    methods = results.methods(setting)
+    losses, whole = dict.fromkeys(methods, 0), []
+    for method in methods:
+        found = [results.difference(setting, method, o, metric) for o in methods if o != method for metric in GOAL]
+        losses[method] = sum(it is not None and it[1] == "worse" for it in found)
+        if all(len({key[0] for key in results.measured(setting, method, metric)}) > 1 for metric in GOAL):
+            whole.append(method)
+    best = [method for method in whole if not losses[method]]
+    if not best:
+        return (
+            "Undecided: no method with several seeds has all of the goal's metrics and is nowhere worse than another."
+        )
+    means = ((m, statistics.fmean(results.measured(setting, m, "fvu").values())) for m in best)
+    shown = ", ".join(f"{method} (FVU {mean:.4f})" for method, mean in means)
+    return (
+        f"{shown}: worse than none of the {len(whole)} methods with several seeds in {setting}, in any of FVU, CE loss "
+        "recovered, probing (k = 1, 5) and absorption."
+    )
 
 
 def _cost(results: Results, setting: str) -> str:
@@ -245,6 +263,7 @@ def tables(
     yield goal_table(results, leaders, baselines, seeds=FRESH)
     for setting in results.settings:
         yield summary_table(results, setting)
+        yield summary_table(results, setting, tuple(METRICS), "every")
         yield from (datasets_table(results, setting, [*baselines, *leaders], m) for m in ("probing_1", "probing_5"))
         asked: list[tuple[str, dict[str, Any]]] = [(metric, {}) for metric in METRICS]
         asked += [(metric, {"measure": "finalists"}) for metric in ("probing_1", "probing_5")]
@@ -254,55 +273,6 @@ def tables(
         yield self_table(results, setting)
     for preset, found in (synthetic or {}).items():
         yield synthetic_table(preset, found)
-
-
-def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.Figure | None:
-    """Paired differences to the base with their 95% intervals; None where no method has an interval."""
-    found = [
-        (m, d[0]) for m in results.methods(setting) if m != base and (d := results.difference(setting, m, base, metric))
-    ]
-    shown = [(method, it) for method, it in found if it.interval is not None]
-    if not shown:
-        return None
-    names, differences = [method for method, _ in shown], [it for _, it in shown]
-    side = "better" if METRICS[metric].better else "more"
-    title = f"{METRICS[metric].title}: difference to {base} (right: {side})"
-    figure = base_figure(60 + 24 * len(names), {"title": {"text": title}}, {"autorange": "reversed"}, {"r": 16})
-    half = [(it.interval[1] - it.interval[0]) / 2 for it in differences if it.interval is not None]
-    bars = {"type": "data", "array": half, "color": INK, "thickness": 1.5}
-    marks = {"color": INK, "size": 8}
-    figure.add_scatter(x=[it.mean for it in differences], y=names, mode="markers", marker=marks, error_x=bars)
-    figure.add_vline(x=0, line={"color": INK, "width": 1})
-    return figure
-
-
-def against(results: Results, setting: str, x: str, y: str) -> go.Figure | None:
-    """One metric against another: a point per method, its mean over seeds; the base is dark, a line is the front."""
-    shown = {
-        method: (statistics.fmean(both[0].values()), statistics.fmean(both[1].values()))
-        for method in results.methods(setting)
-        if all(both := [results.measured(setting, method, metric) for metric in (x, y)])
-    }
-    if len(shown) < 2:
-        return None
-    points = list(shown.values())
-    ranges = [span([point[axis] for point in points]) for axis in (0, 1)]
-    axes = [
-        {"title": {"text": f"{METRICS[name].title} ({METRICS[name].better} is better)"}, "range": ends}
-        for name, ends in zip((x, y), ranges, strict=True)
-    ]
-    figure = base_figure(520, axes[0], axes[1], {"r": 16, "t": 16})
-    ends = METRICS[x].better, METRICS[y].better
-    if ends[0] is not None and ends[1] is not None:
-        best = [points[i] for i in front(points, ends[0], ends[1])]
-        line = {"color": MUTED, "width": 1.5, "shape": steps(ends[0])}
-        figure.add_scatter(x=[p[0] for p in best], y=[p[1] for p in best], mode="lines", line=line)
-    colors = [INK if name == BASE else MUTED for name in shown]
-    figure.add_scatter(
-        x=[p[0] for p in points], y=[p[1] for p in points], mode="markers", marker={"color": colors, "size": 8}
-    )
-    figure.add_trace(labels(points, dict(enumerate(shown)), ranges, (600, 480)))
-    return figure
 
 
 def fill_page(path: Path, made: Sequence[Table | tuple[str, str]]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Numbers in the README's comparison: those of the committed data, as precise as they are printed."""
+"""Numbers in the README and in the table of methods: those of the committed data, as precise as they are printed."""
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -41,14 +42,35 @@ def test_quality():
     check("absorption](", [evaluated[name]["absorption"] for name in TOOLKITS])
 
 
+def study(method: str, metric: str, measure: str = "core", middle=statistics.fmean) -> float:
+    """The mean over seeds in the study's first setting."""
+    rows = [json.loads(line) for line in (ROOT / "docs/results/results.jsonl").read_text().splitlines()]
+    found = [row for row in rows if (row["setting"], row["method"], row["measure"]) == ("primary", method, measure)]
+    assert len(found) >= 3 and len({row["factor"] for row in found}) == 1, method
+    return middle(row["values"][metric] for row in found)
+
+
 def test_the_answer_to_which_method():
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    rates = [json.loads(line) for line in (ROOT / "docs/recipe/rates.jsonl").read_text().splitlines()]
-    runs = [run for run in rates if run.get("use") == "seeds" and run["lr"] > 0.0012]  # at the rule's rate
-    found = re.search(r"FVU (0\.\d+) on SmolLM2-135M \(\[three seeds\]", text)
-    assert found and len(runs) == 3
-    assert found[1] == f"{sum(run['fvu_report'] for run in runs) / 3:.4f}"
-    runs = [json.loads(line) for line in (ROOT / "docs/recipe/absorption.jsonl").read_text().splitlines()]
-    topk, batchtopk = re.search(r"TopK at a threshold is worse \((0\.\d+) against (0\.\d+), one seed\)", text).groups()
-    printed = {f"{value:.3f}" for run in runs for key, value in run.items() if key == "fvu_report"}
-    assert {topk, batchtopk} <= printed, printed
+    pattern = r"\(FVU\): (\S+), against (\S+) for TopK followed by BatchTopK, (\S+) for Matryoshka and (\S+) for TopK\."
+    methods = ("batchtopk", "topk-then-batchtopk", "matryoshka", "topk")
+    assert re.search(pattern, text).groups() == tuple(f"{study(method, 'fvu'):.4f}" for method in methods)
+    ratios = [study(f"l2-l{size}", "fvu") / study("batchtopk", "fvu") for size in (100, 5)]
+    assert f"its L2 pools have {ratios[0]:.1f} to {ratios[1]:.1f} times the FVU" in text
+
+
+def test_the_table_of_methods():
+    rows = [r.split("|")[1:-1] for r in (ROOT / "docs/howto/choose.md").read_text().splitlines() if r.startswith("| `")]
+    names = {"topk_then_batchtopk:until=0.3": "topk-then-batchtopk"}
+    columns = [("fvu", "core"), ("ce_recovered", "core"), ("probing_5", "probing"), ("absorption", "absorption")]
+    checked = 0
+    for title, *cells_ in ([cell.strip(" *`") for cell in row] for row in rows):
+        if not title.startswith(("batchtopk", "topk", "matryoshka", "sampled:score=l2")) or len(cells_) < 6:
+            continue
+        method = names.get(title, re.sub(r"sampled:score=(\w+),l=(\d+)", r"\1-l\2", title))
+        for cell, (metric, measure) in zip(cells_[:4], columns, strict=True):
+            assert cell == f"{study(method, metric, measure):.{len(cell.partition('.')[2])}f}", (title, metric)
+        assert cells_[4] == f"{study(method, 'alive'):.0%}"
+        assert cells_[5] == f"{study(method, 'seconds', middle=statistics.median):.1f}"
+        checked += 1
+    assert checked == 7

@@ -7,12 +7,11 @@ import pytest
 
 from sampled_sae.reporting.claims import Claim, claims_table, combined, goal_table, hypotheses, outcome, reached
 from sampled_sae.reporting.study import Results, Row, Run, best_factor, leading, read_rows
+from sampled_sae.reporting.study_figures import against, forest
 from sampled_sae.reporting.study_page import (
-    against,
     answer,
     difference_table,
     fill_page,
-    forest,
     self_table,
     summary_table,
     tables,
@@ -83,7 +82,7 @@ def test_claims(results):
     assert decided(results, claim("same", "better")) == "undecided"
     assert decided(results, claim("absent", "better")) == "not measured"
     assert decided(results, replace(claim("good", "better", "probing_1"), ratio=1.05)) == "supported"
-    assert decided(results, replace(claim("good", "better", "probing_1"), ratio=2)) == "undecided"
+    assert decided(results, replace(claim("good", "better", "probing_1"), ratio=2)) == "refuted"
     turned = Results([*rows(), *rows("second", -1)], {"first": "m", "second": "m"})
     assert decided(turned, claim("good", "better")) == decided(turned, claim("bad", "better")) == "mixed"
     table = claims_table(results, [claim("good", "better"), claim("absent", "worse")])
@@ -114,7 +113,10 @@ def test_dense_latents_are_compared_by_their_ratio():
     it, verdict = there.difference("first", "l2", "batchtopk", "over_10_percent")
     assert it.mean == pytest.approx(1.58, abs=0.02) and verdict == "better"
     assert decided(there, Claim("H1", "", "over_10_percent", "l2", ratio=2)) == "supported"
-    assert decided(there, Claim("H1", "", "over_10_percent", "l2", ratio=4)) == "undecided"
+    assert decided(there, Claim("H1", "", "over_10_percent", "l2", ratio=3.2)) == "undecided"
+    assert decided(there, Claim("H1", "", "over_10_percent", "l2", ratio=4)) == "refuted", "its interval ends below 4"
+    table = claims_table(there, [Claim("H1", "", "over_10_percent", "l2", ratio=2)])
+    assert str(table.rows[0][5]).startswith("x 3.00 (x ")
     assert there.unequal_l0("first", "l2", "batchtopk") == pytest.approx(1 / 30)
 
 
@@ -139,10 +141,14 @@ def test_hypotheses_combine_their_claims(results):
 def test_the_answer(results):
     text = answer(results, [claim("good", "better")], {}, ROLES)
     assert len(text.splitlines()) == 5 and "Yes: good reach the goal in first, second" in text
-    assert "good (1.0)" in text and "supported: H1" in text and "24 SAEs" in text
+    assert (
+        "good (FVU 0.0600): worse than none of the 4 methods" in text and "supported: H1" in text and "24 SAEs" in text
+    )
     assert reached(results, ["same", "bad", "good"], ["batchtopk"]) == ["good"]
     worse = Results([row for row in rows() if row.run.method != "good"], {"first": "m"})
-    assert "Not shown: none of 2 variants" in answer(worse, [], {}, ROLES)
+    text = answer(worse, [], {}, ROLES)
+    assert "none of 2 variants reaches the goal" in text and "better than batchtopk: none, in any metric" in text
+    assert "batchtopk (FVU 0.0660), same (FVU 0.0660): worse than none of the 3 methods" in text
     assert answer(Results([], {}), [], {}, ROLES) == "Not run yet: there are no results."
 
 
@@ -211,7 +217,9 @@ def test_the_page_keeps_its_text(tmp_path, results):
 def test_the_figure_has_a_point_per_method(results):
     figure = forest(results, "first", "fvu")
     assert list(figure.data[0].y) == ["good", "bad", "same"]
-    assert figure.data[0].x[0] == pytest.approx(0.006, abs=1e-4)
+    assert 2 ** figure.data[0].x[0] == pytest.approx(0.060 / 0.066, abs=1e-3), "FVU is shown as a ratio"
+    assert {"0.9", "1", "1.2"} <= {*figure.layout.xaxis.ticktext}
+    assert forest(results, "first", "probing_5").data[0].x[0] == pytest.approx(0.06, abs=1e-3)
     best, points, named = against(results, "first", "fvu", "probing_5").data
     assert list(best.x) == [points.x[1]] and points.y[1] == pytest.approx(0.76 + 0.09, abs=0.002)
     assert len(points.x) == len(ROLES) and set(named.text) <= set(ROLES)

@@ -1,0 +1,94 @@
+"""Figures of a study: differences with their intervals, and one metric against another."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sampled_sae.reporting.figures import INK, MUTED, base_figure, front, labels, span, steps
+from sampled_sae.reporting.study import BASE, METRICS, Compared, Results, judged
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+WIDE = 10.0  # ratio of the largest to the smallest value from which on an axis is logarithmic
+
+
+def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.Figure | None:
+    """Paired differences to the base with their 95% intervals; None where no method has an interval.
+
+    Metrics with a relative margin are shown as ratios, on a logarithmic axis.
+    """
+    how = METRICS[metric]
+    ratio = how.relative or how.log
+    values = {method: results.measured(setting, method, metric) for method in results.methods(setting)}
+    if ratio:  # where there is nothing, there is no ratio
+        values = {method: own for method, own in values.items() if own and min(own.values()) > 0}
+    # A ratio is larger where the metric is, so that the axis reads like the metric.
+    compared = how._replace(log=ratio, better=None if ratio else how.better)
+    every = {m: found[0] for m in values if m != base and (found := judged(values[m], values.get(base, {}), compared))}
+    shown = {method: it for method, it in every.items() if it.interval is not None}
+    if not shown:
+        return None
+    side = "more" if how.better is None else "better" if how.better == "high" or not ratio else "worse"
+    title = f"{how.title}: {'ratio' if ratio else 'difference'} to {base} (right: {side})"
+    axis: dict[str, Any] = {"title": {"text": title}}
+    if ratio:
+        ends = [2.0**end for it in shown.values() for end in it.interval or ()]
+        axis |= _ticks(min(*ends, 1.0), max(*ends, 1.0), math.log2)
+    figure = base_figure(60 + 24 * len(shown), axis, {"autorange": "reversed"}, {"r": 16})
+    half = [(it.interval[1] - it.interval[0]) / 2 for it in shown.values() if it.interval is not None]
+    bars = {"type": "data", "array": half, "color": INK, "thickness": 1.5}
+    marks = {"color": INK, "size": 8}
+    means = [it.mean for it in shown.values()]
+    figure.add_scatter(x=means, y=list(shown), mode="markers", marker=marks, error_x=bars)
+    figure.add_vline(x=0, line={"color": INK, "width": 1})
+    return figure
+
+
+def against(results: Results, setting: str, x: str, y: str) -> go.Figure | None:
+    """One metric against another: a point per method, its mean over seeds; the base is dark, a line is the front."""
+    shown = {
+        method: (statistics.fmean(both[0].values()), statistics.fmean(both[1].values()))
+        for method in results.methods(setting)
+        if all(both := [results.measured(setting, method, metric) for metric in (x, y)])
+    }
+    if len(shown) < 2:
+        return None
+    columns, axes = [], []
+    for number, metric in enumerate((x, y)):
+        placed, axis = _axis(METRICS[metric], [point[number] for point in shown.values()])
+        columns.append(placed)
+        axes.append(axis)
+    points = list(zip(*columns, strict=True))
+    figure = base_figure(520, axes[0], axes[1], {"r": 16, "t": 16})
+    ends = METRICS[x].better, METRICS[y].better
+    if ends[0] is not None and ends[1] is not None:
+        best = [points[i] for i in front(points, ends[0], ends[1])]
+        line = {"color": MUTED, "width": 1.5, "shape": steps(ends[0])}
+        figure.add_scatter(x=[p[0] for p in best], y=[p[1] for p in best], mode="lines", line=line)
+    colors = [INK if name == BASE else MUTED for name in shown]
+    marks = {"color": colors, "size": 8}
+    figure.add_scatter(x=[p[0] for p in points], y=[p[1] for p in points], mode="markers", marker=marks)
+    figure.add_trace(labels(points, dict(enumerate(shown)), [axis["range"] for axis in axes], (600, 480)))
+    return figure
+
+
+def _axis(how: Compared, values: Sequence[float]) -> tuple[list[float], dict[str, Any]]:
+    """Where the values are on their axis, and plotly's settings of it; logarithmic where they differ widely."""
+    title = {"text": f"{how.title} ({how.better} is better)" if how.better else how.title}
+    if min(values) <= 0 or max(values) < WIDE * min(values):
+        return list(values), {"title": title, "range": span(values)}
+    placed = [math.log10(value) for value in values]
+    return placed, {"title": title, "range": span(placed), **_ticks(min(values), max(values), math.log10)}
+
+
+def _ticks(low: float, high: float, scale: Any) -> dict[str, Any]:
+    """Ticks of a logarithmic axis at round numbers."""
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    fine = (1, 1.1, 1.2, 1.5, 2, 3, 5, 7, 8, 9) if high < 2 * low else (1, 2, 5) if high < 300 * low else (1,)
+    numbers = [digit * 10.0**power for power in powers for digit in fine]
+    kept = [number for number in numbers if low / 1.3 <= number <= high * 1.3]
+    return {"tickvals": [scale(number) for number in kept], "ticktext": [f"{number:g}" for number in kept]}
