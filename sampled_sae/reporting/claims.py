@@ -10,7 +10,7 @@ from itertools import permutations
 from typing import Any, Literal, NamedTuple
 
 from sampled_sae.config import Config, PositiveNumber, require
-from sampled_sae.reporting.study import BASE, FLOOR, GOAL, METRICS, Compared, Results
+from sampled_sae.reporting.study import BASE, FLOOR, GOAL, METRICS, Results
 from sampled_sae.utils.measures import Cell, Column, Table, form, number
 from sampled_sae.utils.paired import Difference, Verdict, holm, paired
 
@@ -187,21 +187,34 @@ def hypotheses(
 def hypotheses_table(
     results: Results, claims: Sequence[Claim], needed: Mapping[str, str], synthetic: Synthetic | None = None
 ) -> Table:
-    """A row per hypothesis."""
-    columns = [Column("claim"), Column("", wide=True), Column("verdict"), Column("comparisons"), Column("supported")]
-    columns += [Column("refuted"), Column("not measured")]
+    """A row per hypothesis, with the difference of each of its comparisons."""
+    columns = [Column("claim"), Column("", wide=True), Column("verdict"), Column("differences"), Column("seeds")]
     rows: list[list[Cell]] = []
     for name, verdict in hypotheses(results, claims, needed, synthetic).items():
         own = [claim for claim in claims if claim.name == name]
-        each = [outcome(results, claim, synthetic).outcome for claim in own]
-        counts = [each.count(kind) for kind in ("supported", "refuted", "not measured")]
-        rows.append([name, own[0].text, verdict, len(own), *counts])
-    return Table(columns, rows, "hypotheses")
+        tested = [outcome(results, claim, synthetic) for claim in own]
+        by_metric: dict[str, list[str]] = {}
+        for claim, it in zip(own, tested, strict=True):
+            if it.effect is not None:
+                effect = f"{claim.method} {_shown(it.effect.mean, claim.metric)}"
+                by_metric.setdefault(METRICS[claim.metric].title, []).append(effect)
+        effects = [f"{title}: {', '.join(found)}" for title, found in by_metric.items()] + [it.detail for it in tested]
+        seeds = [it.effect.clusters[0] for it in tested if it.effect is not None]
+        span = f"{min(seeds)} to {max(seeds)}" if seeds and min(seeds) < max(seeds) else str(max(seeds, default="-"))
+        rows.append([name, own[0].text, verdict, "; ".join(filter(None, effects)) or "-", span])
+    note = "Positive is better, or more; x: a ratio. Intervals are in the next table."
+    return Table(columns, rows, "hypotheses", note=note)
+
+
+def _shown(value: float | None, metric: str) -> str:
+    """A difference as it is printed: a ratio, if log2 of ratios is compared."""
+    how = METRICS[metric]
+    return f"x {2**value:.2f}" if how.log and value is not None else form(value, how.digits)
 
 
 def claims_table(results: Results, claims: Sequence[Claim], synthetic: Synthetic | None = None) -> Table:
     """A row per comparison: outcome, effect in the first setting with its interval, MDD, seeds, and settings."""
-    columns = [Column("claim"), Column("", wide=True), Column("comparison"), Column("metric"), Column("outcome")]
+    columns = [Column("claim"), Column("comparison"), Column("metric"), Column("outcome")]
     columns += [Column("difference"), Column("MDD"), Column("seeds"), Column("settings"), Column("paper's recipe")]
     rows: list[list[Cell]] = []
     for claim in claims:
@@ -209,16 +222,12 @@ def claims_table(results: Results, claims: Sequence[Claim], synthetic: Synthetic
         metric = METRICS[claim.metric] if claim.metric else None
         title = metric.title if metric else ", ".join(METRICS[name].title for name in claim.metrics) or "FVE"
         cells: list[Cell] = [tested.detail or "-", "-", "-"]
-        if tested.effect is not None and metric is not None:
-            it = tested.effect
-
-            def shown(value: float | None, metric: Compared = metric) -> str:
-                return f"x {2**value:.2f}" if metric.log and value is not None else form(value, metric.digits)
-
-            ends = "" if it.interval is None else f" ({' to '.join(map(shown, it.interval))})"
-            cells = [shown(it.mean) + ends, shown(it.detectable), it.clusters[0]]
+        if (it := tested.effect) is not None:
+            ends = "" if it.interval is None else " to ".join(_shown(end, claim.metric) for end in it.interval)
+            difference = _shown(it.mean, claim.metric) + (ends and f" ({ends})")
+            cells = [difference, _shown(it.detectable, claim.metric), it.clusters[0]]
         pair = f"{claim.method} against {claim.against}" if metric else claim.method or "all methods"
-        rows.append([claim.name, claim.text, pair, title, tested.outcome, *cells, tested.settings, tested.beside])
+        rows.append([claim.name, pair, title, tested.outcome, *cells, tested.settings, tested.beside])
     return Table(columns, rows, "claims", note="Numbers of dense latents are compared by their ratio (x).")
 
 

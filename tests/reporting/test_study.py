@@ -5,7 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from sampled_sae.reporting.claims import Claim, claims_table, combined, goal_table, hypotheses, outcome, reached
+from sampled_sae.reporting.claims import (
+    Claim,
+    claims_table,
+    combined,
+    goal_table,
+    hypotheses,
+    hypotheses_table,
+    outcome,
+    reached,
+)
 from sampled_sae.reporting.study import Results, Row, Run, best_factor, leading, read_rows
 from sampled_sae.reporting.study_figures import against, forest
 from sampled_sae.reporting.study_page import (
@@ -86,7 +95,7 @@ def test_claims(results):
     turned = Results([*rows(), *rows("second", -1)], {"first": "m", "second": "m"})
     assert decided(turned, claim("good", "better")) == decided(turned, claim("bad", "better")) == "mixed"
     table = claims_table(results, [claim("good", "better"), claim("absent", "worse")])
-    assert table.rows[0][4] == "supported" and table.rows[0][-2] == 2 and table.rows[1][4] == "not measured"
+    assert table.rows[0][3] == "supported" and table.rows[0][-2] == 2 and table.rows[1][3] == "not measured"
 
 
 def test_claims_about_several_methods(results):
@@ -116,7 +125,7 @@ def test_dense_latents_are_compared_by_their_ratio():
     assert decided(there, Claim("H1", "", "over_10_percent", "l2", ratio=3.2)) == "undecided"
     assert decided(there, Claim("H1", "", "over_10_percent", "l2", ratio=4)) == "refuted", "its interval ends below 4"
     table = claims_table(there, [Claim("H1", "", "over_10_percent", "l2", ratio=2)])
-    assert str(table.rows[0][5]).startswith("x 3.00 (x ")
+    assert str(table.rows[0][4]).startswith("x 3.00 (x ")
     assert there.unequal_l0("first", "l2", "batchtopk") == pytest.approx(1 / 30)
 
 
@@ -136,6 +145,8 @@ def test_hypotheses_combine_their_claims(results):
     assert combined(["refuted", "not measured"]) == "refuted"
     claims = [claim("good", "better"), claim("bad", "better"), replace(claim("same", "not worse"), name="H2")]
     assert hypotheses(results, claims, {}) == {"H1": "mixed", "H2": "supported"}
+    table = hypotheses_table(results, claims, {})
+    assert table.rows[0][2:] == ["mixed", "FVU: good 0.00600, bad -0.01400", "3"]
 
 
 def test_the_answer(results):
