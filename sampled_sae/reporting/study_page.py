@@ -38,7 +38,8 @@ NEUTRAL = {
     "undecided": "undecided",
 }  # where no end is better
 NOT_RUN = "Not run yet: there are no results."
-MAIN = (*GOAL, "absorption_f1", "over_10_percent", "alive", "autointerp", "mmcs_seeds")  # of the page's own table
+MAIN = ("fvu", "fvu_trained", *GOAL[1:], "absorption_f1", "over_10_percent", "alive", "autointerp", "mmcs_seeds")
+"""Metrics of the page's own table; all of them are in tables.md."""
 
 
 def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN, name: str = "summary") -> Table:
