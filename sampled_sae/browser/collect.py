@@ -54,23 +54,23 @@ class BrowseConfig(Config):
     each: Count = 3
     """Contexts drawn from each of those parts."""
     tokens_kept: Positive = 8
-    """Tokens with the largest share of a latent's activation; the search looks at these."""
+    """Number of top tokens per latent, those with the largest share of its activation; the search covers these."""
     bins: Positive = 32
     """Bins of the histogram of activations."""
     promoted: Count = 10
-    """Most promoted output tokens, and as many most suppressed ones."""
+    """Number of most promoted and of most suppressed output tokens."""
     near: Count = 5
     """Nearest latents by decoder cosine, in this SAE and in the other one."""
     together: Count = 5
     """Latents whose firing is most correlated with a latent's."""
     samples: Count = 24
-    """Contexts of which the page shows the latents that fire at each token."""
+    """Number of contexts for which the page shows the latents at each token."""
     latents_kept: Positive = 8
-    """Latents of the largest activations at each token of those contexts."""
+    """Number of strongest latents at each token of these contexts."""
     norm_factor: Annotated[float, Bound("must be at least 1 (inf for no high norms)", lambda value: value >= 1)] = 10.0
     """Tokens whose norm is above this many times the median are not read; inf reads all."""
     contexts_at_once: Positive = 16
-    """Contexts in one pass through the model; it does not change the page."""
+    """Contexts in one pass through the model; does not change the page."""
     tokens_at_once: Positive = 2048
     """Tokens that an SAE encodes at once."""
     seed: Seed = 0

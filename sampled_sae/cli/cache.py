@@ -59,9 +59,10 @@ class Collect(Reading):
     text: str | None = None
     """Hub dataset, a .txt, .jsonl(.gz, .zst) or .parquet file, a folder of them, or stdlib: Python's own files."""
     layer: tuple[int, ...] = ()
-    """The residual stream after this block of the model, counted from 0; several are trained on in one pass."""
+    """The residual stream after this block of the model, counted from 0. Give several to train on all of them in one
+    pass."""
     hook: tuple[str, ...] = ()
-    """Hook points by name, as well as or instead of layers."""
+    """Hook points by name, instead of or in addition to layers."""
     source: Source = field(default_factory=Source)
 
     OLD_FLAGS: ClassVar[Mapping[str, str]] = {
@@ -103,7 +104,7 @@ class Collect(Reading):
 class Cache:
     """Write a language model's activations to disk, shuffled, for `sampled-sae train FOLDER`.
 
-    Several processes write a cache together with --part, or under torchrun: its files are the same as from one.
+    Several processes can write a cache together, with --part or under torchrun; the files are the same as from one.
     """
 
     out: Path
@@ -114,16 +115,16 @@ class Cache:
     shard_tokens: int = 1_000_000
     """Tokens per shard."""
     heldout_tokens: int = 65_536
-    """Tokens at the start of the text that are left out, as training holds them out."""
+    """Tokens at the start of the text to leave out, because training holds them out."""
     seed: int = 0
     """Seed of the order."""
     device: str | None = None
     """Device, such as cpu or cuda:1. Default: the GPU, if there is one."""
     part: str | None = None
-    """Write one part of several, such as 2/4, beside other processes or jobs that write theirs; under torchrun each
-    rank writes its own."""
+    """Write one of several parts, such as 2/4, while other processes or jobs write the others. Under torchrun, each
+    rank writes its own part."""
     only_size: bool = False
-    """Only print how much disk it takes."""
+    """Only print how much disk space the cache needs."""
 
     GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
         "Activations": (

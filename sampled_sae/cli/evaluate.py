@@ -27,7 +27,7 @@ class OnText(Reading):
     """Flags of commands that read a text with the language model of saved SAEs."""
 
     model: str | None = None
-    """Model, where the name that is saved with the SAE does not lead to it."""
+    """Language model, if it cannot be found under the name saved with the SAE."""
     layer: int | None = None
     """Layer, for an SAE that does not name its own."""
     hook: str | None = None
@@ -50,13 +50,13 @@ class Eval(OnText):
     evals: tuple[str, ...] = ("core",)
     """Evaluations: core, probing, absorption, autointerp, those of installed packages, or a .py file with one."""
     text: str | None = None
-    """Text for the evaluations that read one: hub dataset, a file, a folder of files, or stdlib. Its first contexts are
-    read; core refuses those that the SAE was trained on."""
+    """Text for evaluations that need one: hub dataset, a file, a folder of files, or stdlib. Its first contexts are
+    read; core refuses contexts that the SAE was trained on."""
     out: Path | None = None
     """Folder for the table of all SAEs and the files for SAEBench's tools. Default: evals in the first folder, or in
     the one that holds several SAEs side by side."""
     redo: bool = False
-    """Measure again what was measured in the same way before."""
+    """Measure again even if results with the same settings exist."""
 
     GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
         "SAEs and evaluations": ("folders", "evals", "redo", "out"),
@@ -107,7 +107,7 @@ def make_eval() -> Any:
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare SAEs of the same activations: MMCS, one-to-one matching, features that only one of two SAEs has."""
+    """Compare SAEs of the same activations: MMCS, one-to-one matching, and features that only one of two SAEs has."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of SAEs, or of runs, or hf:OWNER/NAME[/FOLDER][@REVISION]; at least two SAEs."""
@@ -142,10 +142,10 @@ class Compare:
 
 @dataclass(frozen=True)
 class Report:
-    """Write a page that explores a sweep, with its tables and figures, from the files of training and evaluations."""
+    """Write a page with the tables and figures of a sweep, from the files of training and evaluations."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs, of SAEs or of comparisons; they are searched."""
+    """Folders of runs, SAEs or comparisons; subfolders are searched."""
     out: Path
     """Folder for index.html, tables and figures."""
     model: str | None = None
@@ -187,17 +187,17 @@ class Browse(OnText):
     """Write a page that shows the latents of an SAE: where each fires, which tokens it promotes, which are similar."""
 
     folder: tyro.conf.Positional[Path]
-    """Folder of the SAE, or hf:OWNER/NAME[/FOLDER][@REVISION] on the hub. Explanations, scores and densities that
-    evaluations left in it are shown."""
+    """Folder of the SAE, or hf:OWNER/NAME[/FOLDER][@REVISION] on the hub. The page shows explanations, scores and
+    densities that evaluations wrote there."""
     text: str | None = None
-    """Hub dataset, a file, a folder of files, or stdlib; preferably text that was not trained on. May be left out with
-    --serve if the page is there already."""
+    """Hub dataset, a file, a folder of files, or stdlib; preferably not the training text. May be omitted with
+    --serve if the page exists."""
     out: Path | None = None
     """Folder for index.html and its data. Default: browser in the SAE's own folder, where reports find it."""
     serve: bool = False
-    """Serve the page on this machine, with the model loaded: it then also reads texts that you type."""
+    """Serve the page on this machine with the model loaded, so that you can enter your own text."""
     port: int = 8008
-    """Port of the server; 0 takes any that is free."""
+    """Port of the server; 0 selects a free port."""
     other: Path | None = None
     """Folder of a second SAE of the same width, whose nearest latents are shown too."""
     compare: Path | None = None

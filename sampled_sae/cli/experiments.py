@@ -18,7 +18,7 @@ from sampled_sae.utils.errors import UserError
 class Reproduce:
     """Run the whole paper: synthetic data, a sweep of SAEs, all evaluations, comparisons, and a report.
 
-    After an interruption the same command continues; finished stages are not run again.
+    Run the same command again to continue after an interruption; finished stages are skipped.
     """
 
     out: Path
@@ -29,7 +29,7 @@ class Reproduce:
     only: tuple[str, ...] | None = None
     """Stages to run: synthetic, train, core, probing, absorption, autointerp, compare, report."""
     skip: tuple[str, ...] = ()
-    """Stages to leave out."""
+    """Stages to skip."""
     dry_run: bool = False
     """Only print the stages, their commands, and how much time and disk they need."""
     text: str | None = None
@@ -147,7 +147,7 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class Merge:
-    """Merge the results of several runs of the synthetic experiment, of other seeds or machines."""
+    """Merge the results of several runs of the synthetic experiment, such as other seeds or runs on other machines."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """Folders with a results.json each."""

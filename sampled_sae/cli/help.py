@@ -97,7 +97,7 @@ def command_help(command: Any, program: str, default: Any, wanted: str = "") -> 
         lines += [line for group in others for line in _group_lines(group)]
     elif others:
         lines += ["", heading(getattr(command, "GROUPS_TITLE", "More settings")), *_listed(others)]
-        lines += ["", *_wrapped("--help-NAME shows the options of one of these, --help-all those of all.")]
+        lines += ["", *_wrapped("--help-NAME shows the options of one group, --help-all those of all groups.")]
     if notes := getattr(command, "notes", None):
         lines += ["", *notes()]
     if examples := getattr(command, "EXAMPLES", ()):

@@ -12,17 +12,17 @@ import tyro
 
 @dataclass(frozen=True)
 class Convert:
-    """Write SAEs in another format. SAEs of SAELens, dictionary_learning, sparsify, Gemma Scope, Llama Scope and
-    Qwen-Scope are read, and those of installed packages."""
+    """Convert SAEs to another format. The source can be any format of SAELens, dictionary_learning, sparsify, Gemma
+    Scope, Llama Scope, Qwen-Scope or an installed package."""
 
     source: tyro.conf.Positional[Path]
     """Folder or file of an SAE, hf:OWNER/NAME/FOLDER for one on the hub, or a folder with several."""
     out: tyro.conf.Positional[Path]
-    """Folder of the new SAE; of several SAEs each gets a folder in there."""
+    """Folder of the new SAE; several SAEs are written to subfolders."""
     format: str = "saelens"
     """saelens, dictionary_learning, or a format of an installed package."""
     k: int | None = None
-    """Active latents per token, for files that do not name them (Qwen-Scope)."""
+    """Active latents per token, for files that do not contain it (Qwen-Scope)."""
 
     EXAMPLES: ClassVar[Sequence[str]] = (
         "hf:google/gemma-scope-2b-pt-res/layer_12/width_16k/average_l0_82 saes/gemma-12",
@@ -50,7 +50,7 @@ class Push:
     """Upload SAEs to the Hugging Face hub, as SAELens folders with model cards."""
 
     folder: tyro.conf.Positional[Path]
-    """Folder of an SAE, or of a run: each of its SAEs then gets a folder of its name in the repository."""
+    """Folder of an SAE or of a run; each SAE of a run is uploaded to a folder of its name."""
     repo: tyro.conf.Positional[str]
     """Repository, OWNER/NAME; it is created if it does not exist."""
     subfolder: str | None = None
@@ -58,11 +58,11 @@ class Push:
     revision: str | None = None
     """Branch, which is created if it does not exist. Default: the main branch."""
     private: bool = False
-    """Create a private repository; an existing one stays as it is."""
+    """Create a private repository; an existing repository is not changed."""
     license: str | None = None
     """License in the model card, by the hub's name for it, such as mit or apache-2.0."""
     replace_card: bool = False
-    """Replace a README.md that is in the repository already."""
+    """Replace an existing README.md in the repository."""
 
     EXAMPLES: ClassVar[Sequence[str]] = (
         "runs/a/saes/batchtopk-s0 OWNER/NAME --subfolder layer-12 --license mit",

@@ -18,9 +18,9 @@ from sampled_sae.utils.progress import clock
 
 @dataclass(frozen=True)
 class Sweep:
-    """Train and evaluate SAEs as a file describes them; `sweep status FOLDER` and `sweep cancel FOLDER` follow it.
+    """Train and evaluate SAEs as described in a file; see `sweep status FOLDER` and `sweep cancel FOLDER`.
 
-    The same command continues a sweep that was stopped; finished jobs are not run again.
+    Run the same command again to continue an interrupted sweep; finished jobs are skipped.
     """
 
     spec: tyro.conf.Positional[Path]
@@ -30,15 +30,15 @@ class Sweep:
     launcher: Literal["local", "slurm"] = "local"
     """local: the GPUs of this machine, or its CPU; slurm: job arrays on a cluster."""
     workers: int | None = None
-    """Processes of local. Default: one per GPU; without a GPU one."""
+    """Worker processes of the local launcher. Default: one per GPU, or one without a GPU."""
     device: Literal["cuda", "cpu"] | None = None
-    """Device of local. Default: the GPUs, if there are any."""
+    """Device of the local launcher. Default: the GPUs, if there are any."""
     gpus_per_job: int = 1
-    """GPUs of local that train a job together, under torchrun; on a CPU, processes."""
+    """GPUs (on a CPU: processes) that train a job together under torchrun, with the local launcher."""
     retry_failed: bool = False
     """Run failed jobs again, from their last checkpoint."""
     dry_run: bool = False
-    """Only print the jobs."""
+    """Print the jobs without running them."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
 
     EXAMPLES: ClassVar[Sequence[str]] = (
@@ -79,7 +79,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Status:
-    """Show the progress of each job of a sweep, and the last line of the error of failed ones."""
+    """Show the progress of each job of a sweep, and the last error line of failed jobs."""
 
     folder: tyro.conf.Positional[Path]
     """Folder of the sweep, or its spec."""
@@ -109,7 +109,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Stop the jobs of a sweep; running ones write a checkpoint first, and `sampled-sae sweep` continues them."""
+    """Stop the jobs of a sweep; running jobs write a checkpoint first, and `sampled-sae sweep` continues them."""
 
     folder: tyro.conf.Positional[Path]
     """Folder of the sweep, or its spec."""

@@ -37,7 +37,7 @@ class Optimizer(OptimizerConfig):
     """Adam, its learning rate over time, and the scale of the gradient."""
 
     lr: Annotated[PositiveNumber | None, tyro.conf.arg(aliases=("--lr",))] = None
-    """Peak learning rate. Default: a rule of d_in, d_sae, K, batch size and steps."""
+    """Peak learning rate. Default: computed from d_in, d_sae, K, batch size and steps."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Train:
     """batchtopk, topk, topk_then_batchtopk, matryoshka, jumprelu, sampled, released or annealed, each with parameters
     after a colon; `/` separates alternatives: sampled:score=l2/entropy,l=5/30."""
     seeds: tuple[int, ...] = (0,)
-    """Each SAE is trained once with each seed."""
+    """Train each SAE once with each seed."""
     configs: Path | None = None
     """A JSON file with a list of SAE configurations, which replaces methods and their settings."""
     batch_size: int = 4096
     """Tokens per step."""
     heldout_tokens: int = 65_536
-    """Tokens held out of training, which measure the input's scale and calibrate the threshold."""
+    """Tokens held out of training; they determine the input scale and calibrate the threshold."""
     input_norm: InputNorm = "sqrt_d_in"
     """Root mean square norm that inputs are scaled to in training; saved SAEs take raw activations."""
     log_every: int = 50
@@ -226,15 +226,15 @@ class Train:
 
 @dataclass(frozen=True)
 class Resume:
-    """Continue an interrupted training, or extend a finished one; model, text and settings are those of its folder."""
+    """Continue an interrupted run, or extend a finished one. Model, text and settings are read from its folder."""
 
     folder: tyro.conf.Positional[Path]
     """Folder of the training: its --out."""
     extend: int | None = None
-    """Further steps of a finished training. Adam and the learning rate's schedule start again over these steps:
-    warm-up, the same peak, decay to the end. Pools stay as in the last step."""
+    """Steps to add to a finished run. Adam and the learning rate schedule start again over these steps: warm-up, the
+    same peak, decay to 0. Pools stay as in the last step."""
     device: str | None = None
-    """Device, such as cpu or cuda:1. Default: the kind that the training began on."""
+    """Device, such as cpu or cuda:1. Default: the kind of device that training started on."""
     divide: str = "auto"
     """Under torchrun, how its processes share the work, as for `sampled-sae train`."""
     load_scores: tuple[Path, ...] = ()

@@ -40,18 +40,18 @@ class HarvestConfig(TextConfig):
     hooks: Annotated[tuple[int | str, ...], NotEmpty, Distinct]
     """Numbers of blocks, counted from 0, for the residual stream after each; or names of modules."""
     buffer_tokens: Positive | None = None
-    """Tokens that are held and shuffled; `train` holds no more than its steps need. Default: as many as a sixth of
-    the free memory holds, 131,072 to 524,288, on a GPU up to 2,097,152."""
+    """Tokens in the shuffle buffer; `train` uses no more than its steps need. Default: as many as fit into a sixth
+    of the free memory, 131,072 to 524,288, on a GPU up to 2,097,152."""
     rolling: bool | Literal["auto"] = "auto"
-    """Whether half of the buffer is handed out before it is refilled, so that batches mix tokens of three such
-    halves; otherwise all of it. Auto means yes, or for a run of an earlier version what it began with."""
+    """Whether to refill the buffer when half of it is used, so that batches mix tokens of three halves, or when all
+    of it is used. Auto means yes, or for a run of an earlier version what it started with."""
     contexts_at_once: Positive | None = None
     """Contexts in one pass through the model. Default: 65,536 tokens' worth on a GPU, 16,384 elsewhere."""
     compile: bool | Literal["auto"] = "auto"
     """Whether torch compiles the model's blocks, which takes some seconds; auto means on a GPU and where that saves
     time."""
     high_norm_factor: Annotated[float, Bound("must be positive", lambda value: value > 0)] | None = 10.0
-    """Leave out tokens whose norm is above this multiple of the median; inf keeps them."""
+    """Exclude tokens whose norm is above this multiple of the median; inf keeps them."""
 
     def check(self) -> None:
         TextConfig.check(self)

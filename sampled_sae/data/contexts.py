@@ -55,11 +55,11 @@ class TextConfig(Config):
     bos: bool | Literal["auto"] = "auto"
     """Whether each context begins with the tokenizer's BOS; auto follows the model."""
     skip_first: Count = 0
-    """Positions at the start of each context whose activations are left out; BOS is the first of them."""
+    """Positions to exclude at the start of each context, BOS included."""
     end_of_text: str | None = None
     """Token between two documents. Default: <|endoftext|> or <|end_of_text|> if there is one, else EOS."""
     documents_at_once: Positive = 64
-    """Documents that are tokenized together at first, later up to eight times as many; the contexts are the same."""
+    """Documents to tokenize together at first, later up to eight times as many; does not change the contexts."""
 
     def check(self) -> None:
         right = f"must leave some of the {self.context} positions of a context"

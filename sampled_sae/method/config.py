@@ -193,7 +193,7 @@ class Rates(Config):
     b_enc: PositiveNumber = 10.0
     """Encoder bias."""
     W_dec: PositiveNumber = 2.0
-    """Decoder; 2 to 3 is flat."""
+    """Decoder; values from 2 to 3 work equally well."""
     b_dec: PositiveNumber = 0.1
     """Decoder bias."""
 
@@ -212,19 +212,19 @@ class OptimizerConfig(Config):
     clip: Clip | None = None
     """Largest norm of the gradient of all parameters, with gradient = clip."""
     cautious: bool = True
-    """Matrices: skip the elements whose mean gradient has another sign than this step's gradient."""
+    """For matrices, skip elements whose momentum and current gradient differ in sign."""
     beta1: ShareBelowOne = 0.9
     """Adam's decay of the mean."""
     beta2: ShareBelowOne = 0.99
     """Adam's decay of the square."""
     eps: Annotated[float, Bound("must be positive", lambda eps: eps > 0)] = 1e-8
-    """Adam's guard against division by zero."""
+    """Adam's epsilon."""
     rates: Rates = field(default_factory=Rates)
     """Factors of the learning rate, one for each tensor."""
     warmup_steps: Count = 200
     """Linear warm-up from 0; in a short run never more than a fifth of the steps."""
     decay: Share = 0.8
-    """Share of the steps at the end over which the rate falls linearly to 0."""
+    """Fraction of the steps, at the end, over which the learning rate decays linearly to 0."""
 
     def check(self) -> None:
         right = "gradient = 'clip' needs a norm, such as 1, and gradient = 'normalize' takes none"
@@ -233,7 +233,7 @@ class OptimizerConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class InitConfig(Config):
-    """Values of the weights before the first step. The biases begin at 0 and at the geometric median of the batch."""
+    """Initial weights. b_enc starts at 0, b_dec at the geometric median of the first batch."""
 
     decoder: Literal["random", "covariance"] = "random"
     """Unit decoder rows. random: directions without regard to the data; covariance: drawn from N(0, C^(1/2)), with C
@@ -244,7 +244,7 @@ class InitConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class AuxKConfig(Config):
-    """The auxiliary loss that revives dead latents: they predict the error of the live ones."""
+    """The auxiliary loss that revives dead latents: they predict the reconstruction error of the live latents."""
 
     alpha: NonNegative = 1 / 32
     """Weight of the auxiliary loss; 0 turns it off."""
@@ -260,7 +260,7 @@ class AuxKConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class ThresholdConfig(Config):
-    """The moving average of the smallest kept activation, used for inference."""
+    """The moving average of the smallest kept activation (`threshold_ema`)."""
 
     start_step: Count = 1000
     """Averaging begins after this step; in a short run after half of the steps at the latest."""
@@ -313,7 +313,7 @@ class SAEConfig(Config):
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Adam and the learning rate."""
     init: InitConfig = field(default_factory=InitConfig)
-    """Values of the weights before the first step."""
+    """Initial weights."""
     auxk: AuxKConfig = field(default_factory=AuxKConfig)
     """Revival of dead latents."""
     threshold: ThresholdConfig = field(default_factory=ThresholdConfig)

@@ -72,7 +72,7 @@ class SlurmConfig(Config):
     partition: str | None = None
     """Partition, or several with commas between them. Default: the cluster's."""
     minutes: Positive = 240
-    """Time limit of a job. One that needs longer writes a checkpoint, is requeued and continues."""
+    """Time limit of a job. A job that needs longer writes a checkpoint, is requeued and continues."""
     gpus_per_job: Count = 1
     """GPUs of a job, of one node; several train it together, under torchrun. 0 for CPU jobs."""
     cpus_per_job: Positive = 4
@@ -80,13 +80,13 @@ class SlurmConfig(Config):
     memory_gb: Positive | None = None
     """Main memory of a job in GB. Default: the cluster's."""
     jobs_at_once: Positive = 256
-    """Jobs of the sweep that run at the same time, at most."""
+    """Maximum number of jobs of the sweep that run at the same time."""
     seconds_to_stop: Positive = 90
     """Seconds before the time limit at which a job is asked to write its checkpoint."""
     max_requeues: Count = 100
-    """Times that a job is requeued at most."""
+    """Maximum number of times that a job is requeued."""
     account: str | None = None
-    """Account that is charged."""
+    """Account to charge."""
     qos: str | None = None
     """Quality of service."""
     constraint: str | None = None
@@ -106,7 +106,7 @@ class SweepConfig(Config):
     layers: tuple[Count, ...] = ()
     """The residual stream after these blocks of each model, counted from 0."""
     hooks: tuple[str, ...] = ()
-    """Hook points by name, as well as or instead of layers."""
+    """Hook points by name, instead of or in addition to layers."""
     text: str | TextSource | None = None
     """Text whose activations are trained on: a hub dataset, a file, a folder of files, or stdlib."""
     activations: tuple[str, ...] = ()

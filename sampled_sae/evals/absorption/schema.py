@@ -30,11 +30,11 @@ class AbsorptionConfig(Config):
     max_words: Annotated[int, at_least(2)] | None = None
     """Words drawn from the tokenizer's vocabulary; fewer words give weaker probes. Default: all."""
     train_share: OpenShare = 0.8
-    """Share of the words that probes are fitted on; the others test."""
+    """Fraction of the words used to fit probes; the rest are used for testing."""
     template: str = "{word} has the first letter:"
     """A line of the prompt, up to its answer."""
     lines: Count = 10
-    """Solved lines before the word; they are drawn anew for each word, from the words of its own share."""
+    """Solved lines before the word, drawn separately for each word from the same split."""
     bos: bool = True
     """Whether prompts begin with the tokenizer's BOS, or its EOS if it has no BOS."""
     fresh_prompts: bool = True
@@ -43,11 +43,11 @@ class AbsorptionConfig(Config):
     min_f1: NonNegative = 0.6
     """A letter is usable if the F1 of its probe on the residual stream is above this."""
     min_letters: Annotated[int, Bound("must be from 1 to 26", lambda value: 1 <= value <= 26)] = 20
-    """With fewer usable letters there are no means: probes find too few letters at this layer."""
+    """With fewer usable letters no means are reported, because probes find too few letters at this layer."""
     max_k: Positive = 10
     """Most main latents per letter."""
     f1_jump: NonNegative = 0.03
-    """A further latent becomes a main one if it raises F1 by more than this."""
+    """A further latent becomes a main latent if it increases F1 by more than this."""
     probe_epochs: Positive = 50
     """Epochs over the words for the probes on the residual stream."""
     probe_batch: Positive = 64
@@ -68,8 +68,8 @@ class AbsorptionConfig(Config):
     end_lr: PositiveNumber = 1e-5
     """Final learning rate; it falls by the same factor each epoch."""
     start: Start = "zero"
-    """Where both probes start. SAEBench's start at random, which with few words or few latents outweighs what the L1
-    probe learns: the main latents then depend on the seed."""
+    """Initial weights of both probes. SAEBench's are random; with few words or few latents they outweigh what the L1
+    probe learns, so the main latents depend on the seed."""
     absorbers: Positive = 3
     """Latents that may together absorb a letter; the fraction counts the largest ones."""
     min_cosine: Share = 0.1

@@ -40,19 +40,19 @@ class ChatConfig(Config):
     temperature: Annotated[float, Bound("must be from 0 to 2", lambda value: 0 <= value <= 2)] | None = 0.0
     """Sampling temperature; None in Python leaves it to the endpoint, for models that allow no other."""
     limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """The endpoint's name for the most tokens of an answer; newer models of OpenAI take the second."""
+    """The endpoint's name for the maximum length of an answer; newer OpenAI models take the second."""
     limit_factor: Annotated[float, at_least(1)] = 1.0
-    """Multiplies the most tokens of an answer; larger for reasoning models."""
+    """Factor for the maximum length of an answer; use a larger one for reasoning models."""
     concurrency: Positive = 8
     """Questions in parallel."""
     timeout: PositiveNumber = 60.0
     """Seconds after which a question counts as not answered."""
     attempts: Positive = 6
-    """Most attempts per question."""
+    """Maximum number of attempts per question."""
     wait: NonNegative = 1.0
     """Seconds before the second attempt; doubled each time, up to `longest_wait`."""
     longest_wait: NonNegative = 60.0
-    """Most seconds between two attempts, even if the endpoint demands more."""
+    """Maximum number of seconds between two attempts, even if the endpoint demands more."""
     cache: str | None = "~/.cache/sampled-sae/chat"
     """Folder of the answer cache, so that no question is paid for twice; None in Python keeps it in memory."""
 

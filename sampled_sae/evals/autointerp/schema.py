@@ -53,23 +53,23 @@ class AutointerpConfig(Config):
     embedder: str | None = None
     """Sentence embeddings of the offline judge: a hub name, a folder, or minilm. Default: all-mpnet-base-v2."""
     tokens: Annotated[int, at_least(CONTEXT)] = 2_000_000
-    """Tokens of text that are read, in contexts of 128."""
+    """Tokens of text to read, in contexts of 128."""
     max_latents: Positive = 1000
-    """Latents that are explained, drawn from the live ones; each takes several calls of a chat model."""
+    """Number of latents to explain, sampled from the live latents; each takes several calls of a chat model."""
     latents_per_bin: Count = 0
     """Latents drawn from each bin of firing density (below 0.1%, to 10%, above), instead of `max_latents` from all live
     ones. The overall means then do not represent all live latents; the means by density do. 0: off."""
     latents: Annotated[tuple[int, ...], Distinct] = ()
-    """These latents instead of a draw."""
+    """Latents to explain, instead of a sample."""
     dead_below: Count = 15
     """A latent is alive if it fires at more tokens than this."""
     skip_first: Count = 0
-    """Positions at the start of each context at which firing does not count."""
+    """Positions at the start of each context at which firing is not counted."""
     left_out: tuple[int, ...] = ()
-    """Ids of tokens at which firing does not count; `special_tokens` gives those that SAEBench leaves out."""
+    """Ids of tokens at which firing is not counted; `special_tokens` gives those that SAEBench excludes."""
     norm_factor: NormFactor = 10.0
-    """Firing does not count at tokens whose norm is above this factor times the median: their activations exceed all
-    others. Infinity counts them, as SAEBench does."""
+    """Firing is not counted at tokens whose norm is above this factor times the median, whose activations exceed all
+    others. inf includes them, as SAEBench does."""
     buffer: Positive = 10
     """Tokens on each side of a window's center."""
     mark_above: ShareBelowOne = 0.01
@@ -77,7 +77,7 @@ class AutointerpConfig(Config):
     shown_top: Positive = 10
     """Windows of the largest activations that the explainer sees."""
     shown_weighted: Count = 5
-    """Further windows that it sees, drawn in proportion to the squared activation."""
+    """Further windows that the explainer sees, sampled in proportion to the squared activation."""
     scored_top: Positive = 2
     """Detection: windows of the largest activations."""
     scored_weighted: Count = 2
@@ -85,22 +85,22 @@ class AutointerpConfig(Config):
     scored_random: Count = 10
     """Detection: random windows, which count as not firing without a check, as in SAEBench."""
     balanced_each: Half = 5
-    """Balanced detection: windows that fire, and as many checked not to fire; 0 leaves it out."""
+    """Balanced detection: number of windows that fire, and as many that were checked not to fire; 0 skips it."""
     fuzzing_each: Half = 5
-    """Fuzzing: windows with the firing tokens marked, and as many with others marked; 0 leaves it out."""
+    """Fuzzing: number of windows with the firing tokens marked, and as many with others marked; 0 skips it."""
     control: bool | None = None
     """Control: judge each latent by another latent's explanation too. Default: only with the offline judge, because it
     doubles the calls of a chat model."""
     contexts_at_once: Positive = 16
-    """Contexts in one pass through the model; without effect on the results."""
+    """Contexts in one pass through the model; does not affect the results."""
     tokens_at_once: Positive = 2048
-    """Tokens that an SAE encodes at once; without effect on the results."""
+    """Tokens that an SAE encodes at once; does not affect the results."""
     keep_gib: NonNegative = 4.0
     """Memory for activations between the two readings of the text; if they need more, the model reads it twice."""
     resamples: Count = 1000
     """Resamples of the bootstrap over latents; 0 for no intervals."""
     level: OpenShare = 0.95
-    """Share of the resamples inside an interval."""
+    """Confidence level of the intervals."""
     seed: int = 0
     """Seed of the draws of latents and windows, and of the bootstrap."""
 

@@ -37,13 +37,14 @@ class CoreConfig(Config):
     context: Positive | None = None
     """Tokens per context. Default: as in training."""
     skip_first: Count = 0
-    """Positions at the start of each context that are left out."""
+    """Positions to exclude at the start of each context."""
     left_out: tuple[int, ...] = ()
-    """Ids of tokens that are left out; `special_tokens` gives those that SAEBench leaves out."""
+    """Ids of tokens to exclude; `special_tokens` gives those that SAEBench excludes."""
     norm_factor: NormFactor = 10.0
     """Tokens whose norm is above this many times the median of the measured ones are high-norm tokens."""
     norm_limit: PositiveNumber | None = None
-    """The same as a norm, such as the one that training left tokens out by; it counts instead of `norm_factor`."""
+    """Absolute norm above which tokens are high-norm tokens, such as the limit saved by training; replaces
+    `norm_factor`."""
     put_in: PutIn | None = None
     """Positions at which the reconstruction and the ablations replace the residual stream. Default: normal for SAEs
     that were trained without high-norm tokens, saebench for others."""
@@ -52,17 +53,17 @@ class CoreConfig(Config):
     trained_on_high_norm: bool = False
     """Whether training-time selection includes the high-norm tokens; they may take a large part of its budget."""
     cut_batch: Positive | None = None
-    """Tokens that share one pool and one cut with the training-time selection. Default: training's batch, or 4096."""
+    """Tokens per batch in training-time selection. Default: training's batch, or 4096."""
     legacy_batch: Positive = 16
-    """Contexts whose mean the legacy explained variance subtracts; its value depends on it."""
+    """Contexts per batch for the legacy explained variance, whose value depends on it."""
     contexts_at_once: Positive | None = None
-    """Contexts in one pass through the model, without effect on the results. Default: 16 on a GPU, 4 elsewhere."""
+    """Contexts in one pass through the model; does not affect the results. Default: 16 on a GPU, 4 elsewhere."""
     tokens_at_once: Positive = 2048
-    """Tokens that an SAE encodes at once, without effect on the results."""
+    """Tokens that an SAE encodes at once; does not affect the results."""
     resamples: Count = 1000
     """Resamples of the bootstrap; 0 for no intervals."""
     level: OpenShare = 0.95
-    """Share of the resamples inside an interval."""
+    """Confidence level of the intervals."""
     seed: int = 0
     """Seed of the bootstrap, and of mixing and sampled pools in training-time selection."""
 

@@ -36,17 +36,17 @@ class ProbingConfig(Config):
     and label and, if there is one, split (train or test), or those of the package sae-probes: sae-probes (all),
     sae-probes:binary, sae-probes:multiclass, sae-probes:NAME."""
     k: Annotated[tuple[Positive, ...], NotEmpty, Distinct] = (1, 2, 5, 10)
-    """Numbers of latents that a probe may use; each is a probe of its own."""
+    """Numbers of latents per probe; a separate probe is fitted for each."""
     seeds: Annotated[tuple[Count, ...], NotEmpty, Distinct] = (0,)
-    """Each seed draws the texts anew; the spread is over them."""
+    """Seeds; each draws its own texts, and the spread over seeds is reported."""
     train_texts: Pair = 4000
-    """Texts that a probe is fitted to, half of them of its class; where a class has fewer, what there is."""
+    """Training texts per probe, half of them from its class; fewer if the class is smaller."""
     test_texts: Pair = 1000
-    """Texts that it is tested on, likewise."""
+    """Test texts per probe, likewise."""
     fewest_texts: Positive = 20
-    """A class with fewer texts to fit to, or fewer than a quarter of it to test on, is skipped."""
+    """Skip classes with fewer training texts than this, or with fewer test texts than a quarter of it."""
     tokens: Positive = 128
-    """Tokens of a text that are read, BOS included; the rest of it is cut off."""
+    """Tokens to read of each text, BOS included; the rest is ignored."""
     bos: bool = True
     """Whether each text begins with the tokenizer's BOS (or else its EOS), which no mean includes, as in SAEBench."""
     all_latents: bool = True
@@ -56,9 +56,9 @@ class ProbingConfig(Config):
     saebench: AdamW, with the epoch that is best on the test texts, as in SAEBench, which overestimates
     accuracy."""
     contexts_at_once: Positive = 64
-    """Texts in one pass through the model, without effect on the results."""
+    """Texts in one pass through the model; does not affect the results."""
     tokens_at_once: Positive = 2048
-    """Tokens that an SAE encodes at once, without effect on the results."""
+    """Tokens that an SAE encodes at once; does not affect the results."""
     tf32: bool = True
     """Encode in TF32 on a GPU, which keeps more digits than the bfloat16 of the activations there and is several times
     faster; elsewhere it changes nothing."""

@@ -35,29 +35,29 @@ class SimilarityConfig(Config):
     across: Literal["all", "reference", "none"] = "all"
     """Pairs of different configurations: all, those with the reference (as in the paper), or none."""
     seeds: Literal["same", "different"] = "same"
-    """Of two configurations: the same seed of both, which share their start values and so stay alike, or different
-    ones."""
+    """Seeds of two configurations to compare: the same seed, whose SAEs share initial weights and look similar for
+    that reason, or different seeds."""
     reference: str | None = None
-    """Label of the reference configuration; by default batchtopk where there is one, else the first."""
+    """Label of the reference configuration. Default: batchtopk if there is one, else the first."""
     threshold: Annotated[float, Bound("must be a cosine between -1 and 1", lambda value: -1 <= value <= 1)] = 0.7
     """Smallest cosine at which two latents count as the same feature; a latent with such a partner is not unique."""
     latents: Literal["live", "all"] = "live"
-    """Latents whose MMCS is shown: those that fire, where that is known for every SAE, or all, dead ones included.
-    compare.json has both."""
+    """Latents whose MMCS is shown: live latents, if firing counts are known for every SAE, or all latents.
+    compare.json contains both."""
     matching: Literal["all", "live", "none"] = "all"
-    """One-to-one matching of all latents, of those that fire, or none."""
+    """One-to-one matching of all latents, of live latents, or none."""
     exact_up_to: Count = 8192
-    """Latents per side up to which the matching reads all cosines at once; beyond, only the best candidates."""
+    """Largest number of latents per SAE for an exact matching; a larger matching starts from the best candidates."""
     candidates: Positive = 32
-    """Best partners of each latent, of both SAEs, that a large matching begins with."""
+    """Number of best candidates per latent, from both SAEs, with which a large matching starts."""
     rounds: Positive = 3
-    """How often a large matching may add candidates until it is as good as the exact one."""
+    """Maximum number of times that a large matching adds candidates to come closer to the exact one."""
     tolerance: NonNegative = 1e-4
     """Mean cosine per pair by which a large matching may stay below its upper bound."""
     unique: Count = 10
     """Latents in each table: the most unique ones, and those explained best."""
     at_once: Positive = 2**26
-    """Cosines held at one time (4 bytes each), without effect on the results up to rounding."""
+    """Number of cosines in memory at a time (4 bytes each); does not affect the results except for rounding."""
 
 
 @dataclass(frozen=True)
