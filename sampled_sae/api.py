@@ -69,10 +69,10 @@ def activations(
     progress: bool = True,
     **settings: Any,
 ) -> ModelActivations:
-    """A source of a language model's activations on a text, for `train`.
+    """The activations of a language model on a text, as a source for `train`.
 
-    They are taken from the residual stream after one or several blocks (`layer`, counted from 0), or at hook points by
-    name (`hook`). `settings` are fields of `HarvestConfig`, such as `context`, `bos` and `buffer_tokens`.
+    They are read from the residual stream after one or several blocks (`layer`, counted from 0), or at hook points
+    given by name (`hook`). `settings` are fields of `HarvestConfig`, such as `context`, `bos` and `buffer_tokens`.
     """
     from sampled_sae.data.model_source import model_activations
 
@@ -103,20 +103,20 @@ def train(
     divide: str = "auto",
     **settings: Any,
 ) -> Any:
-    """Train SAEs, all of them on the same batches; one configuration returns an SAE, a list returns a list.
+    """Train one SAE per configuration, all on the same batches. Returns a list for a list of configurations.
 
-    `activations`: a tensor, array or memory map [N, d_in] or [N, L, d_in], a path, an iterable of batches, a source
-    (see `activations`), or a dictionary of several, which returns a dictionary, as several hook points do. The length
-    is `steps`, or `tokens` divided by the batch size. With `out`, log, checkpoints and SAEs are written there, and
-    `resume=True` continues from the last checkpoint with the same result as without an interruption. `heldout`
-    [n, d_in] are tokens for calibration; otherwise some of the activations are held out. `key` names the activations in
-    a file or data set with several tensors or columns. Without `keep`, SAEs that are saved in `out` are returned
-    without their weights, which frees memory. `settings` are fields of `TrainConfig`, such as `batch_size` and `seed`.
-    The SAEs take raw activations, whatever their scale.
+    `activations` is a tensor, array or memory map [N, d_in] or [N, L, d_in], a path, an iterable of batches, a source
+    (see `activations`), or a dictionary of several of these. For a dictionary and for several hook points, a dictionary
+    is returned. `key` names the activations in a file or data set with several tensors or columns.
 
-    Processes that torchrun has started train together: `divide` is saes, latents, both as in 2x4 (groups of SAEs x
-    parts of latents), auto, or none, which leaves each process to itself. SAEs of other ranks are returned without
-    their weights.
+    Training takes `steps`, or `tokens` divided by the batch size. `settings` are fields of `TrainConfig`, such as
+    `batch_size` and `seed`. `heldout` [n, d_in] are tokens for calibration; without it, some of the activations are
+    held out. The returned SAEs take raw activations. With `out`, the log, checkpoints and SAEs are written to that
+    folder, and `resume=True` continues from the last checkpoint, with the same result as without an interruption. With
+    `keep=False`, SAEs saved in `out` are returned without their weights, which frees memory.
+
+    Processes started by torchrun train together. `divide` is saes, latents, both as in 2x4 (groups of SAEs x parts of
+    latents), auto, or none (each process trains independently). SAEs of other ranks are returned without their weights.
     """
     from sampled_sae.data.source import open_source
     from sampled_sae.method.config import SAEConfig
@@ -156,10 +156,10 @@ def resume(
     keep: bool = True,
     divide: str = "auto",
 ) -> Any:
-    """Continue the training in a folder, on the activations that it began with, if these came from a file or a model.
+    """Continue the run in a folder, if its activations came from a file or from a model given by name.
 
-    `extend` adds so many steps to a finished training: from the saved SAEs, with a new Adam whose learning rate runs
-    through its schedule again over these steps. Returns the list of SAEs, or several by hook point, as `train` does.
+    `extend` adds steps to a finished run: it starts from the saved SAEs with a new Adam, and the learning rate goes
+    through its schedule again. Returns a list of SAEs, or for several hook points a dictionary, as `train` does.
     """
     from sampled_sae.training.trainer import resume_training
 
@@ -206,10 +206,10 @@ def evaluate(
 ) -> Results:
     """Evaluate SAEs on a language model; `results[0]["core"]` is the first SAE's result as plain JSON.
 
-    `model` None stands for the one whose name is saved with the SAEs, likewise `layer`, or `hook` for another hook
-    point by name. `evals` are names of evaluations, or their settings. `text` is for those that read one. Results
-    of saved SAEs are written to evals/NAME.json in their folders, and not measured again unless `redo`. With `out`,
-    a table of all results and the files for SAEBench's tools are written there.
+    By default, the model and the hook point are those saved with the SAEs; `model`, and `layer` or `hook`, are for SAEs
+    that do not name them. `evals` are names of evaluations, or their settings. `text` is for evaluations that need one.
+    Results of saved SAEs are written to evals/NAME.json in their folders, and are reused unless `redo` is set. With
+    `out`, a table of all results and the files for SAEBench's tools are written there.
     """
     from sampled_sae.evals.results import find_saes, names_of
     from sampled_sae.evals.session import evaluate_saes
@@ -243,7 +243,7 @@ def compare(
 ) -> Comparison:
     """Compare SAEs of the same activations pair by pair: MMCS, one-to-one matching, unique features.
 
-    Unique features need explanations, which the evaluation `autointerp` leaves in the SAEs' folders. With `out`,
+    Unique features need explanations, which the evaluation `autointerp` writes to the SAEs' folders. With `out`,
     compare.json, pairs.csv and unique.csv are written there.
     """
     from sampled_sae.evals.similarity.evaluate import compare_saes, write_comparison
@@ -286,9 +286,9 @@ def report(
     layer: int | None = None,
     figures: bool = True,
 ) -> Written:
-    """Write a page that explores SAEs, with tables and figures, into `out`.
+    """Write a page with tables and figures of SAEs to the folder `out`.
 
-    `folders` are those of runs, SAEs or comparisons. `model` and `layer` keep the SAEs of that model or layer.
+    `folders` are folders of runs, SAEs or comparisons. `model` and `layer` select the SAEs of one model or layer.
     """
     require_package("plotly", "report")
     from sampled_sae.reporting.write import write_report
@@ -315,15 +315,15 @@ def browse(
     dtype: torch.dtype | None = None,
     serve: int | None = None,
 ) -> Browser:
-    """Write a page that shows the latents of an SAE into `out`: where each fires, which tokens it promotes.
+    """Write a page that shows the latents of an SAE: where each fires, which tokens it promotes.
 
-    `out` None is the folder `browser` in the SAE's own. With `serve`, a port, the page is then served on this machine,
-    where it also reads texts that you type, until Ctrl-C; `text` None serves the page that is already in `out`.
+    The page is written to `out`, by default to `browser` in the folder of the SAE. With `serve`, a port, the page is
+    then served on this machine until Ctrl-C, with a box for your own text; without `text`, the existing page is served.
 
-    The first `tokens` of `text` are read in contexts of `context` tokens. `model` None stands for the one whose name is
-    saved with the SAE, likewise `layer`, or `hook` for another hook point by name. `other` is a second SAE whose
-    nearest latents are shown, `comparison` the folder of a comparison that lists the unique latents. With
-    `neuronpedia`, a folder, the same numbers are written there as batch files for Neuronpedia, named by `export`.
+    The first `tokens` of `text` are read in contexts of `context` tokens. By default, the model and the hook point are
+    those saved with the SAE; `model`, and `layer` or `hook`, are for an SAE that does not name them. `other` is a
+    second SAE whose nearest latents are shown, `comparison` the folder of a comparison whose unique latents are listed.
+    `neuronpedia` is a folder for the same data as batch files for Neuronpedia; `export` names them.
     """
     from sampled_sae.browser.write import browse_sae, own_page
     from sampled_sae.config import require
@@ -356,8 +356,8 @@ def push(
 ) -> list[str]:
     """Upload SAEs to a repository of the Hugging Face hub; returns the addresses of the commits.
 
-    A single SAE is in `subfolder`, or in the repository itself. Of several, each is in a folder of its own in there,
-    which has the name of its local folder. `settings` are those of `SAE.push_to_hub`.
+    A single SAE is uploaded to `subfolder`, or to the root of the repository. Each of several SAEs is uploaded to a
+    folder there with the name of its local folder. `settings` are those of `SAE.push_to_hub`.
     """
     from sampled_sae.evals.results import find_saes, names_of
 

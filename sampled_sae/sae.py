@@ -24,7 +24,10 @@ LAYER_NORM_EPS = 1e-5  # as in SAELens
 
 
 class SAE(nn.Module):
-    """x [..., d_in] -> codes [..., d_sae] -> x_hat [..., d_in]; a token's codes depend on that token alone."""
+    """A sparse autoencoder: x [..., d_in] -> codes [..., d_sae] -> x_hat [..., d_in].
+
+    The codes of a token depend on that token alone.
+    """
 
     W_enc: Tensor
     """[d_in, d_sae], stored latent by latent like W_dec: W_enc.T is contiguous."""
@@ -96,7 +99,7 @@ class SAE(nn.Module):
         return pre.view(*x.shape[:-1], pre.shape[1])
 
     def encode(self, x: Tensor | np.ndarray[Any, Any], prefix: int | None = None) -> Tensor:
-        """x [..., d_in] -> codes [..., d_sae]; with `prefix`, those outside of that Matryoshka prefix are 0."""
+        """x [..., d_in] -> codes [..., d_sae]; with `prefix`, codes outside that Matryoshka prefix are 0."""
         x = self._input(x)
         codes = self._codes(x.reshape(-1, self.d_in), None if prefix is None else slice(self.prefix_width(prefix)))
         if prefix is not None:
@@ -202,12 +205,12 @@ class SAE(nn.Module):
         clamp: Mapping[int, float] | None = None,
         keep_error: bool = True,
     ) -> Iterator[Any]:
-        """Within the `with` block, the model runs with this SAE in place at its hook point, at every token.
+        """Run the model with this SAE inserted at its hook point, at every token, within the `with` block.
 
-        Codes z of the activations x are changed before they are decoded: those of the latents in `ablate` become 0,
-        those in `clamp` become the given value, and `steer` adds its value to the code, which moves x by that value
-        times the latent's decoder row. With `keep_error`, what the SAE does not reconstruct, x - decode(z), is added
-        again, so that unchanged codes leave the model as it is; without it, the model reads the reconstruction alone.
+        The codes z of the activations x are changed before they are decoded: those of the latents in `ablate` become
+        0, those in `clamp` become the given value, and `steer` adds its value to the code, which moves x by that value
+        times the latent's decoder row. With `keep_error`, the reconstruction error x - decode(z) is added back, so that
+        unchanged codes leave the model unchanged; without it, the model continues from the reconstruction alone.
 
         `model` is one of `ss.load_model` or of transformers; it is also returned. `hook` is a layer or the name of a
         hook point, by default the one that is saved with the SAE.
@@ -283,7 +286,7 @@ class SAE(nn.Module):
         """Read a saved SAE of any known format, in its own dtype by default.
 
         `path` is a folder, a file, or `hf:OWNER/NAME[/FOLDER][@REVISION]` on the hub. `k` is the number of active
-        latents per token, for files that do not name it (Qwen-Scope).
+        latents per token, for files that do not contain it (Qwen-Scope).
         """
         path = located(hub.local(path))
         cfg, tensors = load(path, k)

@@ -42,13 +42,13 @@ def preset(function: Preset) -> Preset:
 
 @preset
 def batchtopk(d_sae: int, k: int, *, lr: float | None = None, **settings: Any) -> SAEConfig:
-    """Every latent competes over the whole batch."""
+    """Keep the k * B largest activations of each batch of B tokens."""
     return _made(d_sae, k, PoolConfig(), lr, settings)
 
 
 @preset
 def topk(d_sae: int, k: int, *, lr: float | None = None, **settings: Any) -> SAEConfig:
-    """Each token keeps its own k largest activations: a scope of one token."""
+    """Keep the k largest activations of each token."""
     return _made(d_sae, k, PoolConfig(scope=Scope(tokens=1)), lr, settings)
 
 
@@ -56,7 +56,7 @@ def topk(d_sae: int, k: int, *, lr: float | None = None, **settings: Any) -> SAE
 def topk_then_batchtopk(
     d_sae: int, k: int, until: float = 0.7, *, lr: float | None = None, **settings: Any
 ) -> SAEConfig:
-    """TopK for the first share of the steps, BatchTopK after."""
+    """TopK for the first fraction of the steps (until), then BatchTopK."""
     return _made(d_sae, k, PoolConfig(scope=Scope(tokens=1, until=until)), lr, settings)
 
 
@@ -68,7 +68,7 @@ MATRYOSHKA = (1 / 32, 3 / 32, 7 / 32, 15 / 32, 1)
 def matryoshka(
     d_sae: int, k: int, prefixes: Sequence[float] = MATRYOSHKA, *, lr: float | None = None, **settings: Any
 ) -> SAEConfig:
-    """BatchTopK whose nested prefixes of latents each reconstruct the input on their own."""
+    """BatchTopK with nested prefixes of latents, each of which reconstructs the input on its own."""
     return batchtopk(d_sae, k, lr=lr, prefixes=prefixes, **settings)
 
 
@@ -98,7 +98,7 @@ def sampled(
     lr: float | None = None,
     **settings: Any,
 ) -> SAEConfig:
-    """The paper's Sampled-SAE: BatchTopK inside the floor(k * l) latents of the highest score."""
+    """The paper's Sampled-SAE: BatchTopK within the floor(k * l) latents with the highest score."""
     return _made(d_sae, k, PoolConfig(score=score, size=Multiplier(l), pick=pick, memory=memory), lr, settings)
 
 
@@ -113,7 +113,7 @@ def released(
     lr: float | None = None,
     **settings: Any,
 ) -> SAEConfig:
-    """A pool of a share of the latents that opens to all of them after a share of the steps."""
+    """A pool with a fraction of the latents, which opens to all latents after a fraction of the steps (at)."""
     pool = PoolConfig(score=score, size=Fraction(fraction), schedule=Released(at))
     return _made(d_sae, k, pool, lr, settings)
 
@@ -129,7 +129,7 @@ def annealed(
     lr: float | None = None,
     **settings: Any,
 ) -> SAEConfig:
-    """A pool that grows from a share of the latents to all of them."""
+    """A pool that grows from a fraction of the latents to all of them."""
     pool = PoolConfig(score=score, size=Fraction(fraction), schedule=Annealed(until))
     return _made(d_sae, k, pool, lr, settings)
 
