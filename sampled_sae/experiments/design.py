@@ -127,8 +127,7 @@ def runs_of(study: Study, stage: Stage, rows: Sequence[Row]) -> list[Run]:
     found, models = [], {name: setting.model for name, setting in study.settings.items()}
     for setting in stage.settings:
         for name in names:
-            tuned = study.methods[name].rate_of or name
-            factors = stage.factors or (best_factor(rows, setting, tuned, models),)
+            factors = stage.factors or (best_factor(rows, setting, name, models, study.methods[name].rate_of),)
             found += [Run(setting, name, factor, seed) for factor in factors for seed in stage.seeds]
     return found
 

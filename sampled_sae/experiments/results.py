@@ -177,7 +177,8 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
     """
     rows = read_rows(out / RESULTS, study.settings)
     beside = [name for name, setting in study.settings.items() if setting.recipe == "paper"]
-    results = Results(rows, {name: setting.model for name, setting in study.settings.items()}, beside)
+    models = {name: setting.model for name, setting in study.settings.items()}
+    results = Results(rows, models, beside, {name: method.rate_of for name, method in study.methods.items()})
     synthetic = {path.stem: load_results(path) for path in sorted((out / SYNTHETIC).glob("*.json"))}
     roles = {name: method.role for name, method in study.methods.items()}
     drawn = list(_figures(results, results.settings[0])) if figures is not None and results.settings else []

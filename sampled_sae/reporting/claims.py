@@ -73,7 +73,9 @@ def outcome(results: Results, claim: Claim, synthetic: Synthetic | None = None) 
     first = next(iter(found))
     effect = found[first][0]
     if claim.kind == "at most":
-        return Tested(_at_most(results, claim, first), effect, len(found), beside)
+        each = [_at_most(results, claim, setting) for setting in found]
+        mixed = {"supported", "refuted"} <= set(each) and each[0] != "undecided"
+        return Tested("mixed" if mixed else each[0], effect, len(found), beside)
     return Tested(_decided(results, claim, found), effect, len(found), beside)
 
 
@@ -118,13 +120,13 @@ def _over_methods(results: Results, claim: Claim) -> Tested:
         return there if len(there) == len(every) else None
 
     if claim.kind == "no best":
-        return _no_best(results.methods(setting), verdicts)
+        return _no_best(results.repeated(setting), verdicts)
     found = {method: v for method in claim.methods if (v := verdicts(method, BASE)) is not None}
     if not found:
         return Tested("not measured")
     enough = {"better"} if claim.kind == "dominated" else {"better", "not worse"}
     wins = [method for method, v in found.items() if "better" in v and set(v) <= enough]
-    lost = all("worse" in v for v in found.values())
+    lost = len(found) == len(claim.methods) and all("worse" in v for v in found.values())
     yes: Outcome = "supported" if claim.kind == "dominated" else "refuted"
     no: Outcome = "refuted" if claim.kind == "dominated" else "supported"
     return Tested(yes if wins else no if lost else "undecided", None, 1, detail=", ".join(wins))
@@ -132,7 +134,7 @@ def _over_methods(results: Results, claim: Claim) -> Tested:
 
 def _no_best(methods: Sequence[str], verdicts: Any) -> Tested:
     found = {(a, b): v for a, b in permutations(methods, 2) if (v := verdicts(a, b)) is not None}
-    measured = [method for method in methods if sum(a == method for a, _ in found) >= 1]
+    measured = [method for method in methods if sum(a == method for a, _ in found) == len(methods) - 1]
     if len(measured) < 2:
         return Tested("not measured")
     of = {method: [v for (a, _), some in found.items() if a == method for v in some] for method in measured}
@@ -243,21 +245,33 @@ def goal_table(
     rows: list[list[Cell]] = []
     for one in every:
         keys = [(*one, name) for name in GOAL]
-        cells = [(found[key], adjusted.get(key)) for key in keys]
-        if any(it is not None for it, _ in cells):
-            rows.append([*one, *("-" if it is None else f"{it[1]} (p = {form(p, 3)})" for it, p in cells)])
-    note = "p-values are adjusted by Holm's method over all comparisons of this table."
+        cells = [_verdict_cell(found[key], adjusted.get(key)) for key in keys]
+        if any(cell != "-" for cell in cells):
+            rows.append([*one, *cells])
+    note = (
+        "p-values are adjusted by Holm's method over all comparisons of this table; nominal: a verdict by the minimum "
+        "detectable difference whose adjusted p-value is 0.05 or more."
+    )
     return Table(columns, rows, "goal" if seeds is None else "goal-fresh", note=note)
 
 
+def _verdict_cell(found: tuple[Difference, Verdict] | None, p: float | None) -> str:
+    if found is None:
+        return "-"
+    verdict = found[1]
+    if p is None or verdict not in ("better", "worse"):
+        return verdict
+    return f"{verdict} (p = {form(p, 3)})" if p < 0.05 else f"{verdict}, nominal (p = {form(p, 3)})"
+
+
 def reached(results: Results, methods: Sequence[str], baselines: Sequence[str]) -> list[str]:
-    """The methods that reach the goal: nowhere worse or undecided against a baseline, better in two of the four."""
+    """The methods that reach the goal on each model: not worse than any baseline, better in two of four metrics."""
     found = []
     for method in methods:
-        ok = bool(results.deciding)
-        for setting in results.deciding:
+        ok = bool(results.goals)
+        for setting in results.goals:
             better = dict.fromkeys(("fvu", "ce_recovered", "probing", "absorption"), True)
-            for base in (one for one in baselines if one in results.methods(setting)):
+            for base in baselines:
                 for metric in GOAL:
                     it = results.difference(setting, method, base, metric)
                     ok &= it is not None and it[1] in ("better", "not worse")

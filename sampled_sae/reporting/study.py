@@ -79,17 +79,18 @@ def read_rows(path: Path, settings: Collection[str] | None = None) -> list[Row]:
     return list(found.values())
 
 
-def best_factor(rows: Sequence[Row], setting: str, method: str, models: Mapping[str, str]) -> float:
+def best_factor(
+    rows: Sequence[Row], setting: str, method: str, models: Mapping[str, str], tuned_as: str | None = None
+) -> float:
     """The factor of the lowest FVU on the selection text, in this setting, or else in one of the same model.
 
-    `models`: by setting. Trainings that only chose the rate count alone where there are any. Where a method was trained
-    with a single factor, that one; where it was not trained, 1.
+    `models`: by setting. Trainings that only chose the rate count alone where there are any: the method's own, or else
+    those of `tuned_as`. Where a method was trained with a single factor, that one; where it was not trained, 1.
     """
-    own = [row for row in rows if row.run.method == method and "fvu" in row.values]
-    for there in (setting, None):
-        for measure in ("rate", "select"):
-            same = [row for row in own if there is None or row.run.setting == there]
-            same = [row for row in same if models[row.run.setting] == models[setting] and row.measure == measure]
+    there = [row for row in rows if models[row.run.setting] == models[setting] and "fvu" in row.values]
+    for near in ([row for row in there if row.run.setting == setting], there):
+        for name, measure in ((method, "rate"), (tuned_as, "rate"), (method, "select")):
+            same = [row for row in near if (row.run.method, row.measure) == (name, measure)]
             if same:
                 return min(same, key=lambda row: row.values["fvu"]).run.factor
     return 1.0
@@ -124,7 +125,8 @@ def leading(rows: Sequence[Row], roles: Mapping[str, str], count: int = 3) -> li
             ranks[name].append(rank)
     full = max((len(own) for own in ranks.values()), default=0)
     complete = [name for name in methods if full and len(ranks[name]) == full]
-    return sorted(complete, key=lambda name: statistics.fmean(ranks[name]))[:count]
+    # Equal mean ranks: the lower FVU, which is the first metric.
+    return sorted(complete, key=lambda name: (statistics.fmean(ranks[name]), ranks[name]))[:count]
 
 
 # ---- comparisons ---------------------------------------------------------------------------------------
@@ -175,9 +177,15 @@ UNEQUAL = 0.01  # relative difference of L0 from which on a pair is marked
 class Results:
     """All results of a study, and the model of each setting."""
 
-    def __init__(self, rows: Sequence[Row], models: Mapping[str, str], beside: Collection[str] = ()):
-        """`beside`: settings that are shown and decide nothing."""
-        self.rows, self.models, self.beside = rows, models, beside
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        models: Mapping[str, str],
+        beside: Collection[str] = (),
+        rate_of: Mapping[str, str | None] | None = None,
+    ):
+        """`beside`: settings that are shown and decide nothing; `rate_of`: whose learning rate a method has."""
+        self.rows, self.models, self.beside, self.rate_of = rows, models, beside, rate_of or {}
         self._rows: dict[tuple[str, str, str], list[Row]] = {}
         for row in rows:
             self._rows.setdefault((row.run.setting, row.run.method, row.measure), []).append(row)
@@ -185,12 +193,23 @@ class Results:
         self._measured: dict[Any, dict[Key, float]] = {}
 
     def best(self, setting: str, method: str) -> float:
-        """The method's factor of the default learning rate there: the only one measured, or else the best."""
+        """The method's factor of the default learning rate there: the best of those with core metrics."""
         if (setting, method) not in self._best:
-            factors = {row.run.factor for row in self._rows.get((setting, method, "select"), ())}
-            only = factors.pop() if len(factors) == 1 else None
-            self._best[setting, method] = only or best_factor(self.rows, setting, method, self.models)
+            factors = {row.run.factor for row in self._rows.get((setting, method, "core"), ())}
+            tuned_as = self.rate_of.get(method)
+            if len(factors) == 1:
+                self._best[setting, method] = factors.pop()
+            else:
+                rows = [row for row in self.rows if not factors or row.run.factor in factors]
+                self._best[setting, method] = best_factor(rows, setting, method, self.models, tuned_as)
         return self._best[setting, method]
+
+    def at_end(self, setting: str, method: str) -> bool:
+        """Whether the method's factor is the smallest or the largest of those that were tried for it."""
+        near = [row.run for row in self.rows if row.measure == "rate" and row.run.setting == setting]
+        own = {run.factor for run in near if run.method == method}
+        tried = own or {run.factor for run in near if run.method == self.rate_of.get(method)}
+        return len(tried) > 1 and self.best(setting, method) in (min(tried), max(tried))
 
     def measured(
         self,
@@ -240,7 +259,11 @@ class Results:
     def unequal_l0(self, setting: str, first: str, second: str) -> float:
         """The largest relative difference of the mean L0 on the report tokens over their seeds; 0 without any."""
         l0 = [
-            {row.run.seed: row.values["l0"] for row in self._rows.get((setting, m, "core"), ()) if "l0" in row.values}
+            {
+                row.run.seed: row.values["l0"]
+                for row in self._rows.get((setting, m, "core"), ())
+                if "l0" in row.values and row.run.factor == self.best(setting, m)
+            }
             for m in (first, second)
         ]
         return max((abs(l0[0][seed] / l0[1][seed] - 1) for seed in l0[0] if l0[1].get(seed)), default=0.0)
@@ -255,10 +278,22 @@ class Results:
         """The settings with results, in order."""
         return list(dict.fromkeys(row.run.setting for row in self.rows if row.measure != "rate"))
 
+    def repeated(self, setting: str) -> list[str]:
+        """The methods with several seeds in a setting: one seed decides nothing."""
+        return [m for m in self.methods(setting) if len(self.measured(setting, m, "fvu")) > 1]
+
     @property
     def deciding(self) -> list[str]:
         """Those that claims are decided on."""
         return [setting for setting in self.settings if setting not in self.beside]
+
+    @property
+    def goals(self) -> list[str]:
+        """Those that the goal is decided on: the first of each model."""
+        first: dict[str, str] = {}
+        for setting in self.deciding:
+            first.setdefault(self.models[setting], setting)
+        return list(first.values())
 
 
 def judged(own: Mapping[Key, float], other: Mapping[Key, float], how: Compared) -> tuple[Difference, Verdict] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any, get_args
@@ -55,9 +55,11 @@ def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN,
     for method in results.methods(setting):
         by_metric = [_by_seed(results.measured(setting, method, name)) for name in used]
         stats = [Stat(statistics.fmean(v), min(v), max(v)) if v else None for v in by_metric]
-        rate = f"x {results.best(setting, method):g}"
+        rate = f"x {results.best(setting, method):g}{'*' * results.at_end(setting, method)}"
         rows.append([method, rate, max(map(len, by_metric), default=0), *stats])
     note = "Mean over seeds, with the range. Learning rate: factor of the package's default."
+    if any(str(row[1]).endswith("*") for row in rows):
+        note += " *: the best of those tried is at an end of the grid, so a better one may lie beyond it."
     return Table(columns, rows, f"{name}-{setting}", note=note)
 
 
@@ -127,17 +129,19 @@ def _renumbered(values: Mapping[Key, float], seeds: Sequence[int]) -> dict[Key, 
     return {(seeds.index(key[0]), *key[1:]): value for key, value in values.items() if key[0] in seeds}
 
 
-def datasets_table(results: Results, setting: str, methods: Sequence[str], metric: str = "probing_5") -> Table:
+def datasets_table(results: Results, setting: str, methods: Iterable[str], metric: str = "probing_5") -> Table:
     """A row per dataset or letter: means over seeds of each method."""
     units: dict[str, dict[str, list[float]]] = {}
     for method in methods:
         for (_, _, unit), value in results.measured(setting, method, metric).items():
             units.setdefault(unit, {}).setdefault(method, []).append(value)
     shown = [method for method in methods if any(method in own for own in units.values())]
-    columns = [Column("dataset"), *(Column(method, METRICS[metric].digits) for method in shown)]
-    rows: list[list[Cell]] = [
-        [unit, *(statistics.fmean(own[m]) if m in own else None for m in shown)] for unit, own in units.items()
-    ]
+    kind = "letter" if METRICS[metric].measure == "absorption" else "dataset"
+    columns = [Column(kind), *(Column(method, METRICS[metric].digits) for method in shown)]
+    means = {unit: {m: statistics.fmean(values) for m, values in own.items()} for unit, own in units.items()}
+    rows: list[list[Cell]] = [[unit, *(own.get(m) for m in shown)] for unit, own in means.items()]
+    if rows:
+        rows.append(["**median**", *(statistics.median(own[m] for own in means.values() if m in own) for m in shown)])
     return Table(columns, rows, f"datasets-{setting}-{metric}", note=f"{METRICS[metric].title}: mean over seeds.")
 
 
@@ -189,53 +193,48 @@ def answer(
 
 
 def _verdict_on_the_family(results: Results, setting: str, roles: Mapping[str, str], baselines: Sequence[str]) -> str:
-    """Whether a variant reaches the goal; if not, what its pools lose and win against the base."""
+    """Whether a variant reaches the goal; if not, what variants lose and win against the base."""
     variants = [name for name in results.methods(setting) if roles.get(name) not in NO_LEADERS]
-    where = ", ".join(results.deciding)
+    where = ", ".join(results.goals)
     if winners := reached(results, variants, baselines):
         return f"Yes: {', '.join(winners)} reach the goal in {where}."
-    tested = [name for name in variants if any(results.difference(setting, name, BASE, metric) for metric in GOAL)]
-    verdicts = {
-        name: {metric: found[1] for metric in GOAL if (found := results.difference(setting, name, BASE, metric))}
-        for name in tested
-    }
-    decided = {name: own for name, own in verdicts.items() if own.get("fvu") in ("better", "worse", "not worse")}
-    lost = [name for name, own in decided.items() if own["fvu"] == "worse"]
-    won = [f"{name} in {METRICS[m].title}" for name, own in decided.items() for m, it in own.items() if it == "better"]
+    several = [name for name in results.repeated(setting) if name in variants]
+    found = {(n, m): it[1] for n in several for m in GOAL if (it := results.difference(setting, n, BASE, m))}
+    lost = sum(verdict == "worse" for (_, metric), verdict in found.items() if metric == "fvu")
+    won = [f"{name} in {METRICS[metric].title}" for (name, metric), verdict in found.items() if verdict == "better"]
     return (
-        f"Not as a default: none of {len(tested)} variants reaches the goal in {where}. Of the {len(decided)} with "
-        f"several seeds, {len(lost)} have a higher FVU than {BASE}; better than {BASE}: "
-        f"{', '.join(won) or 'none, in any metric'}."
+        f"Not shown: none of {len(variants)} variants reaches the goal in {where}. Of the {len(several)} with several "
+        f"seeds, {lost} have a higher FVU than {BASE}; better than {BASE} in one of the goal's metrics: "
+        f"{', '.join(won) or 'none'}. Undecided: {sum(v == 'undecided' for v in found.values())} of {len(found)} "
+        "comparisons, because the difference is below what can be detected."
     )
 
 
 def _best_method(results: Results, setting: str) -> str:
     """The methods that are worse than no other in any of the goal's metrics, among those with several seeds."""
-    methods = results.methods(setting)
-    losses, whole = dict.fromkeys(methods, 0), []
+    methods = results.repeated(setting)
+    counts: dict[str, dict[str, list[str]]] = {}
     for method in methods:
-        found = [results.difference(setting, method, o, metric) for o in methods if o != method for metric in GOAL]
-        losses[method] = sum(it is not None and it[1] == "worse" for it in found)
-        if all(len({key[0] for key in results.measured(setting, method, metric)}) > 1 for metric in GOAL):
-            whole.append(method)
-    best = [method for method in whole if not losses[method]]
+        others = {m: [results.difference(setting, method, o, m) for o in methods if o != method] for m in GOAL}
+        if any(results.measured(setting, method, metric) == {} for metric in GOAL):
+            continue
+        counts[method] = {metric: [it[1] for it in found if it is not None] for metric, found in others.items()}
+    best = [method for method, own in counts.items() if not any("worse" in found for found in own.values())]
     if not best:
-        return (
-            "Undecided: no method with several seeds has all of the goal's metrics and is nowhere worse than another."
-        )
-    means = ((m, statistics.fmean(results.measured(setting, m, "fvu").values())) for m in best)
-    shown = ", ".join(f"{method} (FVU {mean:.4f})" for method, mean in means)
-    return (
-        f"{shown}: worse than none of the {len(whole)} methods with several seeds in {setting}, in any of FVU, CE loss "
-        "recovered, probing (k = 1, 5) and absorption."
-    )
+        return "Undecided: each method with several seeds is worse than some other, or lacks a metric of the goal."
+    lines = []
+    for method in best:
+        fvu = statistics.fmean(results.measured(setting, method, "fvu").values())
+        wins = "; ".join(f"{found.count('better')} in {METRICS[m].title}" for m, found in counts[method].items())
+        lines.append(f"{method} (FVU {fvu:.4f}): of {len(methods) - 1} others it beats {wins}. It is worse than none.")
+    return " ".join(lines)
 
 
 def _cost(results: Results, setting: str) -> str:
     """Training time beside the base's."""
     seconds: dict[str, list[float]] = {}
-    for row in results.rows:
-        if row.run.setting == setting and row.measure == "core" and "seconds" in row.values:
+    for row in (row for row in results.rows if row.measure == "core" and row.run.setting == setting):
+        if "seconds" in row.values and row.run.factor == results.best(setting, row.run.method):
             seconds.setdefault(row.run.method, []).append(row.values["seconds"])
     base = statistics.median(seconds.get(BASE, [0.0]))
     if base <= 0:
@@ -260,15 +259,18 @@ def tables(
     yield claims_table(results, claims, synthetic)
     baselines = [name for name, role in roles.items() if role == "baseline"]
     leaders = leading(results.rows, roles)
+    tested = [claim.method for claim in claims if claim.metric and METRICS[claim.metric].units]
+    shown = list(dict.fromkeys([*baselines, *leaders, *tested]))
     yield goal_table(results, leaders, baselines)
     yield goal_table(results, leaders, baselines, seeds=FRESH)
     for setting in results.settings:
         yield summary_table(results, setting)
         yield summary_table(results, setting, tuple(METRICS), "every")
-        yield from (datasets_table(results, setting, [*baselines, *leaders], m) for m in ("probing_1", "probing_5"))
+        for metric in ("probing_1", "probing_5", "absorption", "absorption_f1"):
+            yield datasets_table(results, setting, shown, metric)
         asked: list[tuple[str, dict[str, Any]]] = [(metric, {}) for metric in METRICS]
         asked += [(metric, {"measure": "finalists"}) for metric in ("probing_1", "probing_5")]
-        asked += [("absorption", {"factor": 1.0})]  # at the common learning rate
+        asked += [(metric, {"factor": 1.0}) for metric in MAIN]  # at the common learning rate
         for metric, how in asked:
             yield difference_table(results, setting, metric, **how)
         yield self_table(results, setting)

@@ -45,8 +45,8 @@ class Difference(NamedTuple):
 
     @property
     def p_value(self) -> float | None:
-        """Two-sided p-value of a difference of 0."""
-        if self.se is None:
+        """Two-sided p-value of a difference of 0; None with one cluster of any kind, such as a single seed."""
+        if self.se is None or min(self.clusters) < 2:
             return None
         return _two_sided(abs(self.mean) / self.se, self.df) if self.se else float(self.mean == 0)
 

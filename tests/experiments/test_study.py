@@ -210,13 +210,13 @@ def test_the_projects_design_is_that_of_the_protocol(capsys):
     declared = load_study(DESIGN)
     stages = {planned.stage: planned.saes for planned in plan(declared)}
     protocol = (DESIGN.parents[1] / "protocol.md").read_text()
-    assert stages["rates"] == 42 and stages["first"] == 18 and stages["seeds"] == 28 and stages["leaders"] == 12
+    assert stages["rates"] == 42 and stages["first"] == 18 and stages["seeds"] == 28 and stages["leaders"] == 14
     assert f"**{sum(stages.values())}**" in protocol and f"**{sum(it.whole for it in plan(declared)):.0f}**" in protocol
     assert all(f"| {claim.name} |" in protocol for claim in declared.claims)
     assert len({claim.name for claim in declared.claims}) == 18
     assert {m for claim in declared.claims for m in (claim.method, *claim.methods)} - {""} <= set(declared.methods)
     cli.main(["study", str(DESIGN)])
-    assert "360 SAEs" in capsys.readouterr().out
+    assert "396 SAEs" in capsys.readouterr().out
 
 
 def test_the_page_is_that_of_the_committed_data(tmp_path):

@@ -151,16 +151,25 @@ def test_hypotheses_combine_their_claims(results):
 
 def test_the_answer(results):
     text = answer(results, [claim("good", "better")], {}, ROLES)
-    assert len(text.splitlines()) == 5 and "Yes: good reach the goal in first, second" in text
-    assert (
-        "good (FVU 0.0600): worse than none of the 4 methods" in text and "supported: H1" in text and "24 SAEs" in text
-    )
-    assert reached(results, ["same", "bad", "good"], ["batchtopk"]) == ["good"]
+    assert len(text.splitlines()) == 5 and "Yes: good reach the goal in first." in text
+    assert "good (FVU 0.0600): of 3 others it beats 3 in FVU; 3 in CE loss recovered; 3 in probing, k = 1;" in text
+    assert "supported: H1" in text and "24 SAEs" in text
     worse = Results([row for row in rows() if row.run.method != "good"], {"first": "m"})
     text = answer(worse, [], {}, ROLES)
-    assert "none of 2 variants reaches the goal" in text and "better than batchtopk: none, in any metric" in text
-    assert "batchtopk (FVU 0.0660), same (FVU 0.0660): worse than none of the 3 methods" in text
+    assert "none of 2 variants reaches the goal in first" in text and "in one of the goal's metrics: none." in text
+    assert "Of the 2 with several seeds, 1 have a higher FVU" in text
+    assert "batchtopk (FVU 0.0660):" in text and "same (FVU 0.0660):" in text
     assert answer(Results([], {}), [], {}, ROLES) == "Not run yet: there are no results."
+
+
+def test_the_goal_is_decided_in_one_setting_per_model(results):
+    assert results.goals == ["first"] and reached(results, ["same", "bad", "good"], ["batchtopk"]) == ["good"]
+    assert reached(results, ["good"], ["batchtopk", "absent"]) == [], "all baselines are needed"
+    core = [row for row in rows("second") if row.measure == "core"]
+    other_k = Results([*rows(), *core], {"first": "m", "second": "m"})
+    assert reached(other_k, ["good"], ["batchtopk"]) == ["good"], "a further setting of the same model"
+    other_model = Results([*rows(), *core], {"first": "m", "second": "n"})
+    assert other_model.goals == ["first", "second"] and reached(other_model, ["good"], ["batchtopk"]) == []
 
 
 def test_seeds_of_one_method_do_not_differ():
@@ -196,6 +205,29 @@ def test_the_best_rate_is_that_of_the_selection_text():
     assert best_factor(own, "first", "good", models) == best_factor(own, "second", "good", models) == 1.0
     assert best_factor([*own, tried(2.0, 0.09, "second")], "second", "good", models) == 2.0
     assert best_factor([tried(2.0, 0.09)], "third", "good", models) == 1.0
+
+
+def test_a_methods_own_rates_come_before_those_it_shares():
+    def rate(setting, method, *fvus):
+        return [
+            Row(Run(setting, method, factor, 0), "rate", {"fvu": fvu}, {})
+            for factor, fvu in zip((0.5, 1.0, 2.0), fvus, strict=True)
+        ]
+
+    models = {"first": "m", "second": "n"}
+    shared = [*rate("first", "l30", 0.3, 0.2, 0.1), *rate("second", "l100", 0.1, 0.2, 0.3)]
+    assert best_factor(shared, "first", "l100", models, "l30") == 2.0
+    assert best_factor(shared, "second", "l100", models, "l30") == 0.5
+    core = [
+        Row(Run("first", "l100", factor, seed), "core", {"fvu": factor, "l0": 60 * factor, "seconds": factor}, {})
+        for factor in (1.0, 2.0)
+        for seed in range(3)
+    ]
+    results = Results([*shared, *core], models, rate_of={"l100": "l30"})
+    assert results.best("first", "l100") == 2.0 and results.at_end("first", "l100")
+    assert set(results.measured("first", "l100", "fvu").values()) == {2.0}
+    assert results.unequal_l0("first", "l100", "l100") == 0 and not results.at_end("second", "l30")
+    assert summary_table(results, "first").rows[0][1] == "x 2*"
 
 
 def test_lines_are_read_back(tmp_path):
