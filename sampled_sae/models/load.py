@@ -166,6 +166,11 @@ def _ask_hub(name: str) -> None:
 
 
 def _read_config(transformers: Any, source: Source) -> Any:
+    if not transformers.utils.is_torch_available():  # transformers ignores a torch that is too old for it
+        raise UserError(
+            f"model = {source.name!r}: transformers {transformers.__version__} does not work with torch "
+            f"{torch.__version__}; upgrade torch, or install an older transformers"
+        )
     with _reading(source):
         config = transformers.AutoConfig.from_pretrained(source.where, **source.options)
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -125,6 +125,12 @@ def test_the_bar_of_a_gguf_file_is_ours_and_only_on_a_terminal(gguf, capsys, mon
     assert ("loading the model" in shown and "tensors" in shown) if terminal else shown == ""
 
 
+def test_a_torch_that_is_too_old_for_transformers_is_one_line(gguf, monkeypatch):
+    monkeypatch.setattr(transformers.utils, "is_torch_available", lambda: False)
+    with pytest.raises(UserError, match=r"does not work with torch \d.*; upgrade torch, or install an older transformers"):
+        load_model(gguf, "cpu")
+
+
 @pytest.mark.parametrize("bos", [True, False, None])
 def test_a_gguf_file_decides_on_bos(tmp_path, bos):
     path = save_gguf(make_model("llama"), tmp_path / "tiny.gguf", bos)
