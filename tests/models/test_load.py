@@ -127,7 +127,7 @@ def test_the_bar_of_a_gguf_file_is_ours_and_only_on_a_terminal(gguf, capsys, mon
 
 def test_a_torch_that_is_too_old_for_transformers_is_one_line(gguf, monkeypatch):
     monkeypatch.setattr(transformers.utils, "is_torch_available", lambda: False)
-    with pytest.raises(UserError, match=r"does not work with torch \d.*; upgrade torch, or install an older transformers"):
+    with pytest.raises(UserError, match=r"does not work with torch \d.*; upgrade torch, or install"):
         load_model(gguf, "cpu")
 
 
