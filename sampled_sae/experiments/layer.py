@@ -245,18 +245,18 @@ class Layer:
         return by_threshold(sae, self.tokens["report"]).frequency
 
     def _config_of(self, measure: Measure) -> Config:
-        def at_once(contexts: int) -> dict[str, Any]:
-            cuda = self.model.device.type == "cuda"
-            return {"contexts_at_once": contexts, "tokens_at_once": 8192} if cuda else {}
-
+        large: dict[str, Any] = {}
+        if self.model.device.type == "cuda":
+            large = {"tokens_at_once": 8192}
         if measure in ("probing", "finalists"):
             fit, test = self.material.probing_texts
-            given = at_once(256) | {"train_texts": fit, "test_texts": test, "all_latents": False}
+            given = large | {"train_texts": fit, "test_texts": test, "all_latents": False}
+            given |= {"contexts_at_once": 256} if large else {}
             if measure == "probing":
                 return ProbingConfig(self.material.probing, **given)
             return ProbingConfig(self.material.finalists, **given | SEVERAL)
         contexts = self.contexts["select" if measure == "select" else "report"]
-        return CoreConfig(contexts=len(contexts), resamples=0, **at_once(64))
+        return CoreConfig(contexts=len(contexts), resamples=0, **large)
 
 
 def _norms(x: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sampled_sae.evals import Contexts, Evaluation, Job, Needs, register_evaluation
 from sampled_sae.evals.core.evaluate import evaluate_core_many
 from sampled_sae.evals.core.schema import CoreConfig, CoreResult, special_tokens, to_saebench
@@ -27,6 +29,14 @@ FVU = Metric(
     null=1.0,
     evaluation="core",
 )
+
+
+def contexts_at_once(model: LanguageModel, context: int) -> int:
+    """Contexts of so many tokens in one pass: on a GPU, 16-bit logits take a twelfth of its memory at most."""
+    if model.device.type != "cuda":
+        return 4
+    room = torch.cuda.get_device_properties(model.device).total_memory // 12
+    return max(1, min(64, room // (2 * context * model.vocabulary)))
 
 
 @register_evaluation
@@ -140,6 +150,7 @@ class Core(Evaluation):
     def settings_for(self, config: CoreConfig, sae: InferenceConfig, model: LanguageModel) -> CoreConfig:
         """As the SAE was trained: without the same positions and norms, with selection in batches of the same size."""
         trained, limit = sae.metadata, config.norm_limit or sae.metadata.get("high_norm_limit")
+        context = config.context or int(trained.get("context_size") or 512)
         return replace(
             config,
             skip_first=config.skip_first or int(trained.get("skip_first") or 0),
@@ -148,7 +159,7 @@ class Core(Evaluation):
             # An SAE that was trained without high-norm tokens leaves them as they are.
             put_in=config.put_in or ("saebench" if limit is None else "normal"),
             cut_batch=config.cut_batch or int(trained.get("training", {}).get("batch_size") or 4096),
-            contexts_at_once=config.contexts_at_once or (16 if model.device.type == "cuda" else 4),
+            contexts_at_once=config.contexts_at_once or contexts_at_once(model, context),
         )
 
     def run(self, job: Job, config: CoreConfig) -> Iterator[CoreResult]:

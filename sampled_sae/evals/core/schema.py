@@ -57,7 +57,8 @@ class CoreConfig(Config):
     legacy_batch: Positive = 16
     """Contexts per batch for the legacy explained variance, whose value depends on it."""
     contexts_at_once: Positive | None = None
-    """Contexts in one pass through the model; does not affect the results. Default: 16 on a GPU, 4 elsewhere."""
+    """Contexts in one pass through the model; does not affect the results. Default: on a GPU as many as
+    a twelfth of its memory has logits of, at most 64; 4 elsewhere."""
     tokens_at_once: Positive = 2048
     """Tokens that an SAE encodes at once; does not affect the results."""
     resamples: Count = 1000

@@ -2,7 +2,9 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from sampled_sae.evals.core import contexts_at_once
 from sampled_sae.evals.core.schema import CoreConfig, special_tokens
 from sampled_sae.utils.errors import UserError
 
@@ -35,3 +37,14 @@ def test_special_tokens():
 def test_bad_settings(given, line):
     with pytest.raises(UserError, match=line):
         CoreConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("gib", "vocabulary", "context", "contexts"),
+    [(24, 256_000, 1024, 4), (139, 49_152, 512, 64), (2, 256_000, 8192, 1)],
+)
+def test_contexts_in_one_pass_follow_from_the_gpus_memory(monkeypatch, gib, vocabulary, context, contexts):
+    found = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    model = SimpleNamespace(device=torch.device("cuda"), vocabulary=vocabulary)
+    assert contexts_at_once(model, context) == contexts
