@@ -39,6 +39,17 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_paragraphs_are_wrapped_and_none_becomes_a_list(page):
+    lines = without_code(page.read_text(encoding="utf-8")).splitlines()
+    text = [line for line in lines if line.strip()]
+    for before, line in zip(text, text[1:], strict=False):
+        # A number and a period at the start of a line begin a list.
+        assert not re.match(r"\s*\d+[.)] ", line) or re.search(r"[.:;)*|>]$", before), line
+    if "results" not in page.relative_to(ROOT).as_posix():  # these are generated
+        assert max(len(line) for line in lines if not re.match(r"\s*(\||<!--)", line)) <= 200
+
+
 def test_every_page_is_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = set(re.findall(r"[\w/.-]+\.md\b", text[text.index("nav:") :]))
