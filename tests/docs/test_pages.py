@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -42,10 +43,9 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_paragraphs_are_wrapped_and_none_becomes_a_list(page):
     lines = without_code(page.read_text(encoding="utf-8")).splitlines()
-    text = [line for line in lines if line.strip()]
-    for before, line in zip(text, text[1:], strict=False):
-        # A number and a period at the start of a line begin a list.
-        assert not re.match(r"\s*\d+[.)] ", line) or re.search(r"[.:;)*|>]$", before), line
+    for before, line in pairwise(lines):
+        # A number and a period at the start of a line begin a list, also in the middle of a sentence.
+        assert not re.match(r"\s*\d+[.)] ", line) or re.search(r"(^|[.:;)*|>])\s*$", before), line
     if "results" not in page.relative_to(ROOT).as_posix():  # these are generated
         assert max(len(line) for line in lines if not re.match(r"\s*(\||<!--)", line)) <= 200
 
