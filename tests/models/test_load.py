@@ -56,6 +56,17 @@ def tokens() -> torch.Tensor:
     return torch.randint(0, len(WORDS), (4, 12), generator=torch.Generator().manual_seed(1))
 
 
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Bit for bit, but with the oldest torch up to rounding: its grouped attention, which transformers uses for Llama
+    models, has other bits than the same attention with repeated heads."""
+    q, k = (torch.randn(2, heads, 12, 4, generator=torch.Generator().manual_seed(0)) for heads in (4, 2))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    repeated = k.repeat_interleave(2, 1)
+    grouped = attention(q, k, k, is_causal=True, enable_gqa=True)
+    exact = torch.equal(grouped, attention(q, repeated, repeated, is_causal=True))
+    return torch.equal(found, expected) if exact else torch.allclose(found, expected, atol=1e-4)
+
+
 # ---- what it gives ---------------------------------------------------------------------------------
 
 
@@ -67,11 +78,11 @@ def test_activations_and_logits_of_each_family(saved, tokens, family):
     assert list(found) == list(range(LAYERS))
     for layer, stream in enumerate(streams):
         assert found[layer].shape == (4, 12, WIDTH)
-        assert torch.equal(found[layer], stream)
-        assert torch.equal(lm.activations(tokens, [layer])[layer], stream)
-        assert torch.equal(lm.logits_with(tokens, layer, torch.clone), logits)
+        assert same(found[layer], stream)
+        assert same(lm.activations(tokens, [layer])[layer], stream)
+        assert same(lm.logits_with(tokens, layer, torch.clone), logits)
         assert not torch.allclose(lm.logits_with(tokens, layer, torch.zeros_like), logits)
-    assert torch.equal(lm.logits(tokens), logits)
+    assert same(lm.logits(tokens), logits)
     assert lm.hook_point(1).module == f"{PATHS.get(family, 'model.layers')}.1"
     assert lm.model.get_submodule(lm.hook_point(1).module) is lm.blocks[1]
 
@@ -113,7 +124,7 @@ def test_a_model_from_gguf_is_a_plain_one(gguf, tmp_path, tokens):
     assert lm.dtype == torch.bfloat16
     lm.model.float()
     save(lm.model, tmp_path)
-    assert torch.equal(load_model(tmp_path, "cpu").logits(tokens), lm.logits(tokens))
+    assert same(load_model(tmp_path, "cpu").logits(tokens), lm.logits(tokens))
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -369,7 +380,7 @@ def test_kinds_of_llama(tmp_path, tokens, settings):
         torch.nn.init.normal_(weight, std=0.5)
     lm = load_model(save(model, tmp_path), "cpu")
     assert isinstance(lm.model, Llama)
-    assert torch.equal(lm.logits(tokens), truth(model, tokens)[1])
+    assert same(lm.logits(tokens), truth(model, tokens)[1])
     assert lm.bytes == sum(weight.nbytes for weight in model.parameters())
 
 
