@@ -164,6 +164,11 @@ METRICS: dict[str, Compared] = {
     "alive": Compared("live latents", "core", "high", 0.02),
     "autointerp": Compared("autointerp (balanced detection)", "autointerp", "high", 0.02),
     "autointerp_gain": Compared("autointerp, 0.1% to 10% less below 0.1%", "autointerp", "high", 0.02),
+    **{
+        f"autointerp_{number}": Compared(f"autointerp, {bin}", "autointerp", "high", 0.02)
+        for number, bin in enumerate(("below 0.1%", "0.1% to 10%", "above 10%"))
+    },
+    "autointerp_control": Compared("autointerp, explanations of other latents", "autointerp", None, 0.02),
     "mmcs_seeds": Compared("MMCS across seeds", "similarity", "high", 0.02),
     "mmcs_same": Compared("MMCS with BatchTopK, same seed", "similarity", None, 0.02),
     "mmcs_other": Compared("MMCS with BatchTopK, other seed", "similarity", None, 0.02),
