@@ -310,3 +310,11 @@ def judged(own: Mapping[Key, float], other: Mapping[Key, float], how: Compared) 
         return None
     margin = how.margin * (abs(statistics.fmean(other.values())) if how.relative else 1)
     return found, found.verdict(margin)
+
+
+def by_seed(values: Mapping[Key, float]) -> list[float]:
+    """Means over datasets or letters, one per seed."""
+    seeds: dict[Any, list[float]] = {}
+    for key, value in values.items():
+        seeds.setdefault(key[0], []).append(value)
+    return [statistics.fmean(own) for own in seeds.values()]

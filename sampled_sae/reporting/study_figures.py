@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sampled_sae.reporting.figures import INK, MUTED, base_figure, front, labels, span, steps
-from sampled_sae.reporting.study import BASE, METRICS, Compared, Results, judged
+from sampled_sae.reporting.study import BASE, METRICS, Compared, Results, by_seed, judged
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -49,43 +49,47 @@ def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.
 
 
 def against(results: Results, setting: str, x: str, y: str) -> go.Figure | None:
-    """One metric against another: a point per method, its mean over seeds; the base is dark, a line is the front."""
-    shown = {
-        method: (statistics.fmean(both[0].values()), statistics.fmean(both[1].values()))
-        for method in results.methods(setting)
-        if all(both := [results.measured(setting, method, metric) for metric in (x, y)])
-    }
+    """One metric against another: each method's mean over seeds with their range; the base is dark, a line the front."""
+    seeds = {m: [by_seed(results.measured(setting, m, metric)) for metric in (x, y)] for m in results.methods(setting)}
+    shown = {method: both for method, both in seeds.items() if all(both)}
     if len(shown) < 2:
         return None
-    columns, axes = [], []
+    columns, axes, bars = [], [], []
     for number, metric in enumerate((x, y)):
-        placed, axis = _axis(METRICS[metric], [point[number] for point in shown.values()])
+        values = [both[number] for both in shown.values()]
+        scale, axis = _axis(METRICS[metric], [value for own in values for value in own])
+        placed = [scale(statistics.fmean(own)) for own in values]
+        ends = {
+            "array": [scale(max(own)) - at for own, at in zip(values, placed, strict=True)],
+            "arrayminus": [at - scale(min(own)) for own, at in zip(values, placed, strict=True)],
+        }
         columns.append(placed)
         axes.append(axis)
+        bars.append({"type": "data", "symmetric": False, "color": MUTED, "thickness": 1, "width": 0} | ends)
     points = list(zip(*columns, strict=True))
     figure = base_figure(520, axes[0], axes[1], {"r": 16, "t": 16})
-    ends = METRICS[x].better, METRICS[y].better
-    if ends[0] is not None and ends[1] is not None:
-        best = [points[i] for i in front(points, ends[0], ends[1])]
-        line = {"color": MUTED, "width": 1.5, "shape": steps(ends[0])}
+    sides = METRICS[x].better, METRICS[y].better
+    if sides[0] is not None and sides[1] is not None:
+        best = [points[i] for i in front(points, sides[0], sides[1])]
+        line = {"color": MUTED, "width": 1.5, "shape": steps(sides[0])}
         figure.add_scatter(x=[p[0] for p in best], y=[p[1] for p in best], mode="lines", line=line)
     colors = [INK if name == BASE else MUTED for name in shown]
     marks = {"color": colors, "size": 8}
-    figure.add_scatter(x=[p[0] for p in points], y=[p[1] for p in points], mode="markers", marker=marks)
+    figure.add_scatter(x=columns[0], y=columns[1], mode="markers", marker=marks, error_x=bars[0], error_y=bars[1])
     figure.add_trace(labels(points, dict(enumerate(shown)), [axis["range"] for axis in axes], (600, 480)))
     return figure
 
 
-def _axis(how: Compared, values: Sequence[float]) -> tuple[list[float], dict[str, Any]]:
-    """Where the values are on their axis, and plotly's settings of it; logarithmic where they differ widely."""
+def _axis(how: Compared, values: Sequence[float]) -> tuple[Callable[[float], float], dict[str, Any]]:
+    """Where a value is on the axis of some, and plotly's settings of it; logarithmic where they differ widely."""
     title = {"text": f"{how.title} ({how.better} is better)" if how.better else how.title}
     if min(values) <= 0 or max(values) < WIDE * min(values):
-        return list(values), {"title": title, "range": span(values)}
-    placed = [math.log10(value) for value in values]
-    return placed, {"title": title, "range": span(placed), **_ticks(min(values), max(values), math.log10)}
+        return float, {"title": title, "range": span(values)}
+    ends = span([math.log10(value) for value in values])
+    return math.log10, {"title": title, "range": ends, **_ticks(min(values), max(values), math.log10)}
 
 
-def _ticks(low: float, high: float, scale: Any) -> dict[str, Any]:
+def _ticks(low: float, high: float, scale: Callable[[float], float]) -> dict[str, Any]:
     """Ticks of a logarithmic axis at round numbers."""
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     fine = (1, 1.1, 1.2, 1.5, 2, 3, 5, 7, 8, 9) if high < 2 * low else (1, 2, 5) if high < 300 * low else (1,)

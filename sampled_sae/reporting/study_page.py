@@ -23,7 +23,7 @@ from sampled_sae.reporting.claims import (
     hypotheses_table,
     reached,
 )
-from sampled_sae.reporting.study import BASE, GOAL, METRICS, NO_LEADERS, UNEQUAL, Results, judged, leading
+from sampled_sae.reporting.study import BASE, GOAL, METRICS, NO_LEADERS, UNEQUAL, Results, by_seed, judged, leading
 from sampled_sae.reporting.synthetic import buckets, configurations
 from sampled_sae.reporting.tables import markdown
 from sampled_sae.utils.files import read_text, write_text
@@ -53,7 +53,7 @@ def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN,
     ]
     rows: list[list[Cell]] = []
     for method in results.methods(setting):
-        by_metric = [_by_seed(results.measured(setting, method, name)) for name in used]
+        by_metric = [by_seed(results.measured(setting, method, name)) for name in used]
         stats = [Stat(statistics.fmean(v), min(v), max(v)) if v else None for v in by_metric]
         rate = f"x {results.best(setting, method):g}{'*' * results.at_end(setting, method)}"
         rows.append([method, rate, max(map(len, by_metric), default=0), *stats])
@@ -61,14 +61,6 @@ def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN,
     if any(str(row[1]).endswith("*") for row in rows):
         note += " *: the best of those tried is at an end of the grid, so a better one may lie beyond it."
     return Table(columns, rows, f"{name}-{setting}", note=note)
-
-
-def _by_seed(values: Mapping[Key, float]) -> list[float]:
-    """Means over datasets or letters, one per seed."""
-    seeds: dict[Any, list[float]] = {}
-    for key, value in values.items():
-        seeds.setdefault(key[0], []).append(value)
-    return [statistics.fmean(own) for own in seeds.values()]
 
 
 def difference_table(results: Results, setting: str, metric: str, base: str = BASE, **how: Any) -> Table:
