@@ -49,7 +49,7 @@ def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.
 
 
 def against(results: Results, setting: str, x: str, y: str) -> go.Figure | None:
-    """One metric against another: each method's mean over seeds with their range; the base is dark, a line the front."""
+    """One metric against another: each method's mean over seeds and their range; the base is dark, a line the front."""
     seeds = {m: [by_seed(results.measured(setting, m, metric)) for metric in (x, y)] for m in results.methods(setting)}
     shown = {method: both for method, both in seeds.items() if all(both)}
     if len(shown) < 2:
