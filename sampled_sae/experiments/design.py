@@ -42,6 +42,9 @@ class Setting(Config):
     """paper: one learning rate of 3e-4, gradients clipped, all tokens kept, threshold by moving average."""
     tokens: Positive | None = None
     """Tokens of training; those of the study when unset."""
+    high_norm_factor: PositiveNumber = 10.0
+    """Tokens whose norm is above so many times the median are left out of training and of FVU; not with recipe
+    paper."""
 
 
 @dataclass(frozen=True, slots=True)

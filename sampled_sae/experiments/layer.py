@@ -35,7 +35,6 @@ from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import by_threshold, calibrated_threshold
 from sampled_sae.utils.errors import UserError
 
-HIGH_NORM = 10.0  # tokens above so many times the median norm are left out
 SEVERAL: dict[str, Any] = {"seeds": (0, 1), "train_texts": 500, "test_texts": 200}  # splits of many small datasets
 MORE = 1.03  # tokens that are read for one that is trained on: some are left out for their norm
 SAME = 0.7  # cosine from which on a latent counts as found in another SAE
@@ -104,7 +103,7 @@ class Layer:
 
     def __init__(self, model: LanguageModel, setting: Setting, material: Material):
         self.model, self.layer, self.context, self.material = model, setting.layer, setting.context, material
-        self.named, self.paper = setting.model, setting.recipe == "paper"
+        self.named, self.paper, self.factor = setting.model, setting.recipe == "paper", setting.high_norm_factor
         self._streams: dict[int, ArrayStream] = {}
         self._train: Tensor | None = None
 
@@ -122,7 +121,7 @@ class Layer:
         """Tokens of a higher norm are left out."""
         if self.paper:
             return float("inf")
-        return HIGH_NORM * float(_norms(self._read(self.contexts["select"])).median())
+        return self.factor * float(_norms(self._read(self.contexts["select"])).median())
 
     @cached_property
     def tokens(self) -> dict[str, Tensor]:

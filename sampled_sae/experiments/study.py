@@ -172,7 +172,7 @@ class Work:
 
     def _place(self, setting: str) -> tuple[Any, ...]:
         found = self.study.settings[setting]
-        return found.model, found.layer, found.context, found.recipe
+        return found.model, found.layer, found.context, found.recipe, found.high_norm_factor
 
     def open(self, setting: str, harvest: bool = True) -> Layer:
         """The layer of a setting, with its activations; another one's are given up, and the SAEs of it."""

@@ -21,6 +21,7 @@ from sampled_sae.experiments.layer import Layer, Material
 from sampled_sae.experiments.results import read_slice, write_results, write_slice
 from sampled_sae.experiments.study import run_study
 from sampled_sae.method.architectures import InferenceConfig
+from sampled_sae.models.load import load_model
 from sampled_sae.reporting.study import Run, read_rows
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
@@ -155,6 +156,16 @@ def test_the_judge_adds_its_lines(design, tmp_path):
     assert all(0 <= row.values["autointerp"] <= 1 and 0 <= row.values["autointerp_control"] <= 1 for row in rows)
     size = path.stat().st_size
     assert study.judge_slices(declared, material(), tmp_path, "minilm", tokens=2560).stat().st_size == size
+
+
+def test_each_setting_says_which_norms_are_high(design):
+    setting = load_study(design).settings["tiny"]
+    model, given = load_model(setting.model, device="cpu"), material()
+    layers = [Layer(model, replace(setting, high_norm_factor=factor), given) for factor in (10.0, 1.0)]
+    wide, narrow = (layer.limit for layer in layers)
+    assert wide == pytest.approx(10 * narrow)
+    assert len(layers[1].tokens["select"]) == pytest.approx(len(layers[0].tokens["select"]) / 2, rel=0.1)
+    assert Layer(model, replace(setting, recipe="paper"), given).limit == float("inf")
 
 
 def test_it_stops_in_time_and_continues(design, tmp_path, monkeypatch, capsys):
