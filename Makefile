@@ -87,7 +87,7 @@ release:
 
 # Rebuilt when the requirements change; a set-up that failed halfway leaves no stamp.
 .venv/ready: pyproject.toml constraints.txt
-	@echo "setting up .venv (once)"
+	@echo "setting up .venv (once; a few minutes, about 2 GB)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install -q -q -e '.[dev]'

@@ -125,6 +125,9 @@ def train(
 
     shared = train_config(steps, tokens, settings)
     listed = [configs] if isinstance(configs, SAEConfig) else configs
+    if isinstance(configs, str) or not all(isinstance(config, SAEConfig) for config in listed):
+        right = "must be one or several configurations, such as ss.batchtopk(d_sae=16384, k=32)"
+        raise UserError(f"configs = {configs!r}: {right}")
     for name in dict.fromkeys(label(config) for config in listed if config.holds_all) if progress else ():
         print(f"{name}: its pool holds all latents, so it is BatchTopK", file=sys.stderr)
     found = run_training(

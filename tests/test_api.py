@@ -143,6 +143,14 @@ def test_length_and_settings_are_checked(activations):
             ss.train(activations, ss.topk(32, 3), **SMALL, **given)
 
 
+@pytest.mark.parametrize("configs", ["batchtopk", ["batchtopk"]])
+def test_a_name_is_no_configuration(activations, configs):
+    with pytest.raises(
+        ss.UserError, match=r"configs = .*: must be one or several configurations, such as ss\.batchtopk"
+    ):
+        ss.train(activations, configs, steps=1)
+
+
 def test_public_names_are_documented():
     for name in ss.__all__:
         value = getattr(ss, name)

@@ -292,7 +292,11 @@ def _summary(sae: SAE) -> str:
     training, name = sae.cfg.metadata["training"], sae.cfg.training.name if sae.cfg.training else ""
     measured = training.get("heldout") or {}
     shown = [f"{title} {measured[key]:.3g}" for key, title in (("fvu", "FVU"), ("l0", "L0")) if measured.get(key)]
-    return f"{name}: {', '.join(shown)}, {training['dead']:.1%} dead" if shown else str(name)
+    config = sae.cfg.training
+    # No latent counts as dead before that many tokens.
+    long = config is None or training["steps"] * training["batch_size"] > config.auxk.dead_after
+    shown += [f"{training['dead']:.1%} dead"] if long and shown else []
+    return f"{name}: {', '.join(shown)}" if shown else str(name)
 
 
 SCORES, MULTIPLIERS = "l2/squared_l2/entropy/uniform", "1/3/4/5/10/20/30/40/50/60/70/100"

@@ -91,6 +91,8 @@ def find_saes(folders: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for folder in folders:
         inside = saes_in(folder)
+        if not inside and not folder.exists():
+            raise UserError(f"{str(folder)!r}: there is no such folder")
         if not inside:
             raise UserError(f"{str(folder)!r}: holds no SAE; must be the folder of one, or of a run")
         found |= dict.fromkeys(inside)

@@ -107,8 +107,14 @@ class LanguageModel(Decoder):
         return self.activations(torch.zeros(1, 1, dtype=torch.long), [hook])[hook].shape[-1]
 
     @torch.no_grad()
-    def activations(self, tokens: Tensor, hooks: Sequence[Point]) -> dict[Point, Tensor]:
-        """tokens [n, L] -> the activations [n, L, d] at each hook point; the pass ends at the last of them."""
+    def activations(self, tokens: Tensor | str, hooks: Sequence[Point]) -> dict[Point, Tensor]:
+        """tokens [n, L] -> the activations [n, L, d] at each hook point; the pass ends at the last of them.
+
+        A text is tokenized first, with BOS if the model needs it: n = 1.
+        """
+        if isinstance(hooks, int | str):
+            raise UserError(f"hooks = {hooks!r}: must be a list, such as [{hooks!r}]")
+        tokens = self.tokens(tokens) if isinstance(tokens, str) else tokens
         points = {at: self.hook_point(at) for at in hooks}
         if not points:
             raise UserError("layers = []: must name at least one layer or hook point")
@@ -146,11 +152,15 @@ class LanguageModel(Decoder):
         return self._forward(tokens, {self.hook_point(at): hook}).logits
 
     @torch.no_grad()
+    def tokens(self, text: str) -> Tensor:
+        """Token ids [1, L] of a text, with BOS first if the model needs it."""
+        ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"].long()
+        before = torch.full((1, int(self.bos)), self.tokenizer.bos_token_id or 0, dtype=ids.dtype)
+        return torch.cat((before, ids), dim=1)
+
     def generate(self, prompt: str, **settings: Any) -> str:
         """The model's continuation of a text; `settings` are those of transformers' `generate`, greedy by default."""
-        text = self.tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        before = torch.full((1, int(self.bos)), self.tokenizer.bos_token_id or 0, dtype=text.dtype)
-        tokens = torch.cat((before, text), dim=1)
+        tokens = self.tokens(prompt)
         self._check_tokens(tokens)
         options = {"do_sample": False, "use_cache": True, "attention_mask": torch.ones_like(tokens).to(self.device)}
         out: Any = self.model.generate(tokens.to(self.device), **options | settings)  # type: ignore[operator]

@@ -109,12 +109,13 @@ def _facts(sweep: Sweep) -> Iterator[tuple[str, str]]:
 
 
 def _findings(sweep: Sweep) -> Iterator[tuple[Metric, Finding]]:
-    """Of each headline metric with a better end."""
-    for metric in sweep.metrics:
-        if metric.headline and metric.better:
-            found = finding(sweep.rows, key_of(metric), metric.title, metric.better, metric.digits, metric.null)
-            if found:
-                yield metric, found
+    """Of each headline metric with a better end; without any evaluation, of training's FVU on held-out tokens."""
+    evaluated = [metric for metric in sweep.metrics if metric.headline and metric.better]
+    for metric in evaluated or [metric for metric in sweep.metrics if metric.name == "heldout_fvu"]:
+        assert metric.better is not None
+        found = finding(sweep.rows, key_of(metric), metric.title, metric.better, metric.digits, metric.null)
+        if found:
+            yield metric, found
 
 
 def _results(findings: Iterable[tuple[Metric, Finding]]) -> Iterator[tuple[Metric, list[str]]]:

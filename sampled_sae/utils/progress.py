@@ -41,7 +41,9 @@ def say(line: str) -> None:
 
 
 class Rate:
-    """Units per second over the last half minute, so that slow first steps do not count for long.
+    """Units per second over the later half of the run, at least half a minute.
+
+    Slow first steps do not count for long, and work that comes in bursts, such as refills of a buffer, evens out.
 
     The first update starts the clock: compilation and the first read of data come before it.
     """
@@ -50,15 +52,18 @@ class Rate:
 
     def __init__(self) -> None:
         self.seen: deque[tuple[float, int]] = deque()
+        self.begun = 0.0
 
     def update(self, done: int) -> float:
         """The rate after an update; 0 until there are two."""
         now = time.monotonic()
-        if len(self.seen) < 2 or now - self.seen[-2][0] >= 0.2:
+        self.begun = self.begun or now
+        window = max(self.SECONDS, (now - self.begun) / 2)
+        if len(self.seen) < 2 or now - self.seen[-2][0] >= window / 150:
             self.seen.append((now, done))
         else:  # too close to the one before, which stays the last but one
             self.seen[-1] = (now, done)
-        while len(self.seen) > 2 and now - self.seen[1][0] > self.SECONDS:
+        while len(self.seen) > 2 and now - self.seen[1][0] > window:
             self.seen.popleft()
         (begun, first), (ended, last) = self.seen[0], self.seen[-1]
         return (last - first) / (ended - begun) if ended > begun else 0.0
@@ -78,10 +83,10 @@ class Lines(Progress):
         if done == self.last or (done < min(self.next, self.total) and now - self.said < 30):
             return
         self.said, self.last, self.next = now, done, done + max(1, self.total // 10)
-        left = (
-            f"{speed(rate, self.unit, self.each)}, {clock((self.total - done) / rate)} left" if rate > 0 else "starting"
-        )
-        say(f"{self.what}: {counted(done)}/{counted(self.total)} {self.unit}, {left}  {note}".rstrip())
+        left = "" if done >= self.total else ", starting"
+        if rate > 0:
+            left = f", {speed(rate, self.unit, self.each)}, {clock((self.total - done) / rate)} left"
+        say(f"{self.what}: {counted(done)}/{counted(self.total)} {self.unit}{left}  {note}".rstrip())
 
 
 class Bar(Progress):

@@ -100,7 +100,7 @@ def test_live_latents_and_explanations(tmp_path, capsys):
 def test_bad_input_is_one_line(run, tmp_path):
     out = ("--out", tmp_path / "out", "--device", "cpu")
     one = run / "saes" / "batchtopk-s0"
-    with pytest.raises(UserError, match="holds no SAE; must be the folder of one, or of a run"):
+    with pytest.raises(UserError, match="there is no such folder"):
         compare(run, tmp_path / "nothing", *out)
     with pytest.raises(UserError, match="folders: must name at least one"):
         compare(*out)

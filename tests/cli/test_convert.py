@@ -66,7 +66,7 @@ def test_refusals_are_one_line_and_leave_nothing(tmp_path, capsys):
         assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit):
         run("convert", tmp_path / "nothing", tmp_path / "out")
-    assert "holds no SAE" in capsys.readouterr().err
+    assert "there is no such folder" in capsys.readouterr().err
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").touch()
     for format in ("saelens", "dictionary_learning"):

@@ -93,7 +93,7 @@ def test_trained_saes_are_evaluated_once(model, text, tmp_path, capsys):
     run("eval", tmp_path / "run", "--text", text, "--contexts", 2, "--device", "cpu")  # another question
     assert json.loads(file.read_text())["result"]["contexts"] == 2
     for line, bad in (
-        ("holds no SAE", ("eval", tmp_path / "nothing", "--text", text)),
+        ("there is no such folder", ("eval", tmp_path / "nothing", "--text", text)),
         (
             "was trained on this text but for its first 3 contexts",
             ("eval", tmp_path / "run", "--text", text, "--contexts", 9999, "--redo"),

@@ -24,7 +24,7 @@ def test_what_a_killed_save_leaves_is_no_sae(tmp_path):
     saved(tmp_path / "run" / ".sae.x.tmp")
     saved(tmp_path / "run" / ".sae.x.old" / "sae")
     assert find_saes([tmp_path / "run"]) == [whole]
-    with pytest.raises(UserError, match="holds no SAE"):
+    with pytest.raises(UserError, match="there is no such folder"):
         find_saes([tmp_path / "run" / "nothing"])
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from sampled_sae.hooks import find_blocks
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import UserError
-from tests.models.tiny_models import CONTEXT, WIDTH, WORDS, make_model
+from tests.models.tiny_models import CONTEXT, WIDTH, WORDS, make_model, make_tokenizer
 
 
 @pytest.fixture
@@ -105,9 +105,18 @@ def test_a_layer_out_of_range(lm, tokens, layer, message):
         lm.logits_with(tokens, layer, torch.clone)
 
 
+@pytest.mark.parametrize("bos", [False, True])
+def test_activations_of_a_text(bos):
+    lm = LanguageModel(make_model("llama"), make_tokenizer(), "tiny", bos=bos)
+    ids = lm.tokenizer("the cat", add_special_tokens=False)["input_ids"]
+    tokens = torch.tensor([[lm.tokenizer.bos_token_id] * bos + ids])
+    assert torch.equal(lm.activations("the cat", [1])[1], lm.activations(tokens, [1])[1])
+
+
 def test_calls_that_make_no_sense(lm, tokens):
     cases = [
         (lambda: lm.activations(tokens, []), "must name at least one layer"),
+        (lambda: lm.activations(tokens, 0), "hooks = 0: must be a list, such as [0]"),
         (lambda: lm.activations(tokens[0], [0]), "must be whole numbers [n, L]"),
         (lambda: lm.activations(tokens.float(), [0]), "must be whole numbers [n, L]"),
         (lambda: lm.activations(tokens + len(WORDS), [0]), "another model's tokenizer"),

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("plotly")
 
+import sampled_sae as ss
 from sampled_sae.method import presets
 from sampled_sae.reporting.collect import collect
 from sampled_sae.reporting.report_page import page
@@ -140,6 +142,15 @@ def test_one_sae_and_nothing_else(tmp_path: Path) -> None:
     assert "1 SAE of" in text and 'class="best"' not in text
     for sentence in ("No SAE has FVU", "The densities are missing", "without the log"):
         assert sentence in text
+
+
+def test_without_evaluations_training_gives_the_summary(tmp_path: Path) -> None:
+    x = torch.randn(600, 8, generator=torch.Generator().manual_seed(0))
+    methods = [presets.batchtopk(32, 3), presets.topk(32, 3)]
+    configs = [config for seed in (0, 1) for config in presets.named(methods, seed)]
+    ss.train(x, configs, steps=4, batch_size=100, out=tmp_path, progress=False)
+    text = html(tmp_path)
+    assert "No SAE here has a headline metric yet" not in text and "FVU, held out" in text.split("</section>", 1)[0]
 
 
 def test_an_sae_without_live_latents(tmp_path: Path) -> None:

@@ -33,7 +33,23 @@ def test_the_rate_settles_after_slow_first_steps(monkeypatch):
         now, done = now + seconds, done + 1
         shown.append(rate.update(done))
     assert shown[0] == 0 and shown[1] == 0.1  # compilation does not count
-    assert shown[-1] == pytest.approx(2)
+    assert shown[-1] == pytest.approx(2, rel=0.1)
+
+
+def test_the_rate_evens_out_bursts(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("sampled_sae.utils.progress.time.monotonic", lambda: now)
+    rate, done, shown = Rate(), 0, []
+    for _ in range(20):  # a buffer is filled for a minute, then 30 steps take 3 seconds
+        for seconds in (60, *[0.1] * 29):
+            now, done = now + seconds, done + 1
+            shown.append(rate.update(done))
+    assert all(0.7 < 30 / 63 / found < 1.4 for found in shown[300:])
+
+
+def test_nothing_starts_at_the_end(capsys):
+    Lines(8, 0, "held-out tokens", "tokens").update(8)
+    assert capsys.readouterr().err == "held-out tokens: 8/8 tokens\n"
 
 
 def test_a_terminal_gets_a_bar(capsys):

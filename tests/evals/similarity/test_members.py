@@ -38,7 +38,7 @@ def test_runs_are_opened_as_the_command_opens_them(tmp_path, monkeypatch, capsys
     for seed in (0, 1):
         seeded(seed=seed).save(tmp_path / "runs" / "first" / "saes" / f"b-s{seed}")
     assert [member.name for member in open_members([str(tmp_path / "runs" / "first")])] == ["b-s0", "b-s1"]
-    with pytest.raises(UserError, match="holds no SAE"):
+    with pytest.raises(UserError, match="there is no such folder"):
         open_members([tmp_path / "nothing"])
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text(encoding="utf-8")
