@@ -124,8 +124,8 @@ def train(
     from sampled_sae.training.trainer import run_training, train_config
 
     shared = train_config(steps, tokens, settings)
-    listed = [configs] if isinstance(configs, SAEConfig) else configs
-    if isinstance(configs, str) or not all(isinstance(config, SAEConfig) for config in listed):
+    listed: list[Any] = [*configs] if isinstance(configs, list | tuple) else [configs]
+    if not all(isinstance(config, SAEConfig) for config in listed):
         right = "must be one or several configurations, such as ss.batchtopk(d_sae=16384, k=32)"
         raise UserError(f"configs = {configs!r}: {right}")
     for name in dict.fromkeys(label(config) for config in listed if config.holds_all) if progress else ():

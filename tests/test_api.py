@@ -143,7 +143,7 @@ def test_length_and_settings_are_checked(activations):
             ss.train(activations, ss.topk(32, 3), **SMALL, **given)
 
 
-@pytest.mark.parametrize("configs", ["batchtopk", ["batchtopk"]])
+@pytest.mark.parametrize("configs", ["batchtopk", ["batchtopk"], 3])
 def test_a_name_is_no_configuration(activations, configs):
     with pytest.raises(
         ss.UserError, match=r"configs = .*: must be one or several configurations, such as ss\.batchtopk"

@@ -17,7 +17,7 @@ WIDE = 10.0  # ratio of the largest to the smallest value from which on an axis 
 
 
 def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.Figure | None:
-    """Paired differences to the base with their 95% intervals; None where no method has an interval.
+    """Paired differences to the base with their 95% intervals, of methods with several seeds; None without any.
 
     Metrics with a relative margin are shown as ratios, on a logarithmic axis.
     """
@@ -29,7 +29,7 @@ def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.
     # A ratio is larger where the metric is, so that the axis reads like the metric.
     compared = how._replace(log=ratio, better=None if ratio else how.better)
     every = {m: found[0] for m in values if m != base and (found := judged(values[m], values.get(base, {}), compared))}
-    shown = {method: it for method, it in every.items() if it.interval is not None}
+    shown = {method: it for method, it in every.items() if it.interval is not None and min(it.clusters) > 1}
     if not shown:
         return None
     side = "more" if how.better is None else "better" if how.better == "high" or not ratio else "worse"

@@ -218,7 +218,9 @@ def _best_method(results: Results, setting: str) -> str:
     for method in best:
         fvu = statistics.fmean(results.measured(setting, method, "fvu").values())
         wins = "; ".join(f"{found.count('better')} in {METRICS[m].title}" for m, found in counts[method].items())
-        lines.append(f"{method} (FVU {fvu:.4f}): of {len(methods) - 1} others it beats {wins}. It is worse than none.")
+        lines.append(
+            f"{method} (FVU {fvu:.4f}): of {len(methods) - 1} others, it is better than {wins}; worse than none."
+        )
     return " ".join(lines)
 
 

@@ -152,7 +152,7 @@ def test_hypotheses_combine_their_claims(results):
 def test_the_answer(results):
     text = answer(results, [claim("good", "better")], {}, ROLES)
     assert len(text.splitlines()) == 5 and "Yes: good reach the goal in first." in text
-    assert "good (FVU 0.0600): of 3 others it beats 3 in FVU; 3 in CE loss recovered; 3 in probing, k = 1;" in text
+    assert "good (FVU 0.0600): of 3 others, it is better than 3 in FVU; 3 in CE loss recovered;" in text
     assert "supported: H1" in text and "24 SAEs" in text
     worse = Results([row for row in rows() if row.run.method != "good"], {"first": "m"})
     text = answer(worse, [], {}, ROLES)
