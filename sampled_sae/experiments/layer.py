@@ -268,7 +268,7 @@ def _norms(x: Tensor) -> Tensor:
 @torch.no_grad()
 def similarity(saes: Sequence[SAE], layer: Layer) -> dict[str, float]:
     """An SAE, the next seed of its method, the base of the same seed and of the next seed -> MMCS of live latents, and
-    the share of its live latents that the base of the next seed has."""
+    the share of its live latents that the base of the next seed has, and that the next seed of its method has."""
     own, other, same, next_base = (_live(sae, layer) for sae in saes)
     across, with_same, with_next = nearest(own, other, AT_ONCE), nearest(own, same, AT_ONCE), None
     with_next = across if saes[1] is saes[3] else nearest(own, next_base, AT_ONCE)
@@ -277,6 +277,7 @@ def similarity(saes: Sequence[SAE], layer: Layer) -> dict[str, float]:
         "mmcs_same": _mean(with_same),
         "mmcs_other": _mean(with_next),
         "found": float((with_next[0] >= SAME).double().mean()),
+        "found_seeds": float((across[0] >= SAME).double().mean()),
         "live": float(len(own)),
     }
 

@@ -198,7 +198,7 @@ def hypotheses_table(
         by_metric: dict[str, list[str]] = {}
         for claim, it in zip(own, tested, strict=True):
             if it.effect is not None:
-                effect = f"{claim.method} {_shown(it.effect.mean, claim.metric)}"
+                effect = f"{_named(results, claim)} {_shown(it.effect.mean, claim.metric)}"
                 by_metric.setdefault(METRICS[claim.metric].title, []).append(effect)
         effects = [f"{title}: {', '.join(found)}" for title, found in by_metric.items()] + [it.detail for it in tested]
         seeds = [it.effect.clusters[0] for it in tested if it.effect is not None]
@@ -206,6 +206,13 @@ def hypotheses_table(
         rows.append([name, own[0].text, verdict, "; ".join(filter(None, effects)) or "-", span])
     note = "Positive is better, or more; x: a ratio. Intervals are in the next table."
     return Table(columns, rows, "hypotheses", note=note)
+
+
+def _named(results: Results, claim: Claim) -> str:
+    """The claim's method, with its learning rate where it is not the best one."""
+    first = next(iter(results.deciding), "")
+    rates = results.other_rates(first, claim.method, [claim.metric]).values()
+    return " ".join([claim.method, *(f"(x {rate:g})" for rate in rates)])
 
 
 def _shown(value: float | None, metric: str) -> str:
@@ -228,7 +235,7 @@ def claims_table(results: Results, claims: Sequence[Claim], synthetic: Synthetic
             ends = "" if it.interval is None else " to ".join(_shown(end, claim.metric) for end in it.interval)
             difference = _shown(it.mean, claim.metric) + (ends and f" ({ends})")
             cells = [difference, _shown(it.detectable, claim.metric), it.clusters[0]]
-        pair = f"{claim.method} against {claim.against}" if metric else claim.method or "all methods"
+        pair = f"{_named(results, claim)} against {claim.against}" if metric else claim.method or "all methods"
         rows.append([claim.name, pair, title, tested.outcome, *cells, tested.settings, tested.beside])
     return Table(columns, rows, "claims", note="Numbers of dense latents are compared by their ratio (x).")
 

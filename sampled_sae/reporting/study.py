@@ -82,11 +82,14 @@ def read_rows(path: Path, settings: Collection[str] | None = None) -> list[Row]:
 def best_factor(
     rows: Sequence[Row], setting: str, method: str, models: Mapping[str, str], tuned_as: str | None = None
 ) -> float:
-    """The factor of the lowest FVU on the selection text, in this setting, or else in one of the same model.
+    """The factor of the lowest FVU, in this setting, or else in one of the same model.
 
-    `models`: by setting. Trainings that only chose the rate count alone where there are any: the method's own, or else
-    those of `tuned_as`. Where a method was trained with a single factor, that one; where it was not trained, 1.
+    `models`: by setting. Where a method was trained at full length with several factors, the best of these. Else the
+    short trainings that only chose the rate, on the selection text: the method's own, or else those of `tuned_as`.
+    Where a method was trained with a single factor, that one; where it was not trained, 1.
     """
+    if whole := whole_length(rows, setting, method):
+        return min(whole, key=whole.__getitem__)
     there = [row for row in rows if models[row.run.setting] == models[setting] and "fvu" in row.values]
     for near in ([row for row in there if row.run.setting == setting], there):
         for name, measure in ((method, "rate"), (tuned_as, "rate"), (method, "select")):
@@ -94,6 +97,21 @@ def best_factor(
             if same:
                 return min(same, key=lambda row: row.values["fvu"]).run.factor
     return 1.0
+
+
+def whole_length(rows: Sequence[Row], setting: str, method: str) -> dict[float, float]:
+    """FVU of a method at full length by factor, mean of the seeds that all factors have; none with a single factor.
+
+    On the selection text, or on the report text where some factor was not measured on the former.
+    """
+    for measure in ("select", "core"):
+        own = [row for row in rows if (row.run.setting, row.run.method) == (setting, method) and "fvu" in row.values]
+        factors = {row.run.factor for row in own if row.measure == "core"}
+        seeds = [{row.run.seed for row in own if (row.run.factor, row.measure) == (f, measure)} for f in factors]
+        if len(factors) > 1 and (shared := set.intersection(*seeds)):
+            there = [row for row in own if row.measure == measure and row.run.seed in shared]
+            return {f: statistics.fmean(row.values["fvu"] for row in there if row.run.factor == f) for f in factors}
+    return {}
 
 
 NO_LEADERS = ("baseline", "reference")  # roles of methods that cannot be leaders
@@ -173,6 +191,7 @@ METRICS: dict[str, Compared] = {
     "mmcs_same": Compared("MMCS with BatchTopK, same seed", "similarity", None, 0.02),
     "mmcs_other": Compared("MMCS with BatchTopK, other seed", "similarity", None, 0.02),
     "found": Compared("share of latents found in BatchTopK of another seed", "similarity", None, 0.02),
+    "found_seeds": Compared("share of latents found in another seed", "similarity", "high", 0.02),
 }
 GOAL = ("fvu", "ce_recovered", "probing_1", "probing_5", "absorption")
 FLOOR = 1e-6  # what log2 is taken of where there is nothing
@@ -209,6 +228,18 @@ class Results:
                 self._best[setting, method] = best_factor(rows, setting, method, self.models, tuned_as)
         return self._best[setting, method]
 
+    def rate(self, setting: str, method: str, measure: str) -> float:
+        """The factor that a measure is taken from: the best one, or that of the lowest FVU among those that have it."""
+        best, whole = self.best(setting, method), whole_length(self.rows, setting, method)
+        there = {row.run.factor for row in self._rows.get((setting, method, measure), ())}
+        return best if best in there or not there else min(there, key=lambda factor: whole.get(factor, math.inf))
+
+    def other_rates(self, setting: str, method: str, metrics: Sequence[str]) -> dict[str, float]:
+        """The factor of each metric, by title, that was not measured with the method's best one."""
+        best = self.best(setting, method)
+        rates = {METRICS[metric].title: self.rate(setting, method, METRICS[metric].measure) for metric in metrics}
+        return {title: rate for title, rate in rates.items() if rate != best}
+
     def at_end(self, setting: str, method: str) -> bool:
         """Whether the method's factor is the smallest or the largest of those that were tried for it."""
         near = [row.run for row in self.rows if row.measure == "rate" and row.run.setting == setting]
@@ -229,16 +260,18 @@ class Results:
         key = (setting, method, metric, measure, factor, None if seeds is None else tuple(seeds))
         if key not in self._measured:
             how = METRICS[metric]
-            wanted = self.best(setting, method) if factor is None else factor
+            wanted = self.rate(setting, method, measure or how.measure) if factor is None else factor
             found: dict[Key, float] = {}
             for row in self._rows.get((setting, method, measure or how.measure), ()):
                 if row.run.factor != wanted or (seeds is not None and row.run.seed not in seeds):
+                    continue
+                if metric not in row.values:  # an evaluation without an overall value says nothing by its units either
                     continue
                 if how.units:
                     for unit, (source, values) in row.units.items():
                         if metric in values:
                             found[row.run.seed, source or unit, unit] = values[metric]
-                elif metric in row.values:
+                else:
                     found[(row.run.seed,)] = row.values[metric]
             self._measured[key] = found
         return self._measured[key]

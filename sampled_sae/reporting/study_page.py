@@ -60,6 +60,12 @@ def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN,
     note = "Mean over seeds, with the range. Learning rate: factor of the package's default."
     if any(str(row[1]).endswith("*") for row in rows):
         note += " *: the best of those tried is at an end of the grid, so a better one may lie beyond it."
+    others: dict[str, list[str]] = {}
+    for method in results.methods(setting):
+        for title, factor in results.other_rates(setting, method, used).items():
+            others.setdefault(f"{method} x {factor:g}", []).append(title)
+    if others:
+        note += " Measured with another rate: " + "; ".join(f"{k}: {', '.join(v)}" for k, v in others.items()) + "."
     return Table(columns, rows, f"{name}-{setting}", note=note)
 
 
@@ -175,7 +181,7 @@ def answer(
     return "\n".join(
         [
             f"1. **Should I use Sampled-SAE?** {use}",
-            f"2. **Which method instead?** {_best_method(results, first)}",
+            f"2. **Which method instead?** {' '.join(_best_method(results, setting) for setting in results.goals)}",
             f"3. **What does it cost?** {_cost(results, first)}",
             f"4. **Which claims of the paper hold?** {counted}.",
             f"5. **What is this based on?** {saes} SAEs in {', '.join(results.settings)}; seeds in {first}: "
@@ -190,15 +196,20 @@ def _verdict_on_the_family(results: Results, setting: str, roles: Mapping[str, s
     where = ", ".join(results.goals)
     if winners := reached(results, variants, baselines):
         return f"Yes: {', '.join(winners)} reach the goal in {where}."
+    parts = [_lost_and_won(results, setting, variants) for setting in results.goals]
+    return f"Not shown: none of {len(variants)} variants reaches the goal in {where}. {' '.join(parts)}"
+
+
+def _lost_and_won(results: Results, setting: str, variants: Sequence[str]) -> str:
+    """What variants with several seeds lose and win against the base in the goal's metrics."""
     several = [name for name in results.repeated(setting) if name in variants]
     found = {(n, m): it[1] for n in several for m in GOAL if (it := results.difference(setting, n, BASE, m))}
     lost = sum(verdict == "worse" for (_, metric), verdict in found.items() if metric == "fvu")
     won = [f"{name} in {METRICS[metric].title}" for (name, metric), verdict in found.items() if verdict == "better"]
+    open_ = sum(verdict == "undecided" for verdict in found.values())
     return (
-        f"Not shown: none of {len(variants)} variants reaches the goal in {where}. Of the {len(several)} with several "
-        f"seeds, {lost} have a higher FVU than {BASE}; better than {BASE} in one of the goal's metrics: "
-        f"{', '.join(won) or 'none'}. Undecided: {sum(v == 'undecided' for v in found.values())} of {len(found)} "
-        "comparisons, because the difference is below what can be detected."
+        f"In {setting}, {lost} of {len(several)} with several seeds have a higher FVU than {BASE}; better than {BASE}: "
+        f"{', '.join(won) or 'none in any metric of the goal'}; {open_} of {len(found)} comparisons are undecided."
     )
 
 
@@ -213,14 +224,13 @@ def _best_method(results: Results, setting: str) -> str:
         counts[method] = {metric: [it[1] for it in found if it is not None] for metric, found in others.items()}
     best = [method for method, own in counts.items() if not any("worse" in found for found in own.values())]
     if not best:
-        return "Undecided: each method with several seeds is worse than some other, or lacks a metric of the goal."
+        return f"In {setting} undecided: each method with several seeds is worse than some other, or lacks a metric."
     lines = []
     for method in best:
         fvu = statistics.fmean(results.measured(setting, method, "fvu").values())
         wins = "; ".join(f"{found.count('better')} in {METRICS[m].title}" for m, found in counts[method].items())
-        lines.append(
-            f"{method} (FVU {fvu:.4f}): of {len(methods) - 1} others, it is better than {wins}; worse than none."
-        )
+        named = f"In {setting} {method} (FVU {fvu:.4f})"
+        lines.append(f"{named}: of {len(methods) - 1} others it beats {wins}; it is worse than none.")
     return " ".join(lines)
 
 

@@ -152,12 +152,12 @@ def test_hypotheses_combine_their_claims(results):
 def test_the_answer(results):
     text = answer(results, [claim("good", "better")], {}, ROLES)
     assert len(text.splitlines()) == 5 and "Yes: good reach the goal in first." in text
-    assert "good (FVU 0.0600): of 3 others, it is better than 3 in FVU; 3 in CE loss recovered;" in text
+    assert "In first good (FVU 0.0600): of 3 others it beats 3 in FVU; 3 in CE loss recovered;" in text
     assert "supported: H1" in text and "24 SAEs" in text
     worse = Results([row for row in rows() if row.run.method != "good"], {"first": "m"})
     text = answer(worse, [], {}, ROLES)
-    assert "none of 2 variants reaches the goal in first" in text and "in one of the goal's metrics: none." in text
-    assert "Of the 2 with several seeds, 1 have a higher FVU" in text
+    assert "none of 2 variants reaches the goal in first" in text and "none in any metric of the goal;" in text
+    assert "In first, 1 of 2 with several seeds have a higher FVU" in text
     assert "batchtopk (FVU 0.0660):" in text and "same (FVU 0.0660):" in text
     assert answer(Results([], {}), [], {}, ROLES) == "Not run yet: there are no results."
 
@@ -223,11 +223,44 @@ def test_a_methods_own_rates_come_before_those_it_shares():
         for factor in (1.0, 2.0)
         for seed in range(3)
     ]
-    results = Results([*shared, *core], models, rate_of={"l100": "l30"})
+    results = Results([*shared, *(row for row in core if row.run.factor == 2)], models, rate_of={"l100": "l30"})
     assert results.best("first", "l100") == 2.0 and results.at_end("first", "l100")
     assert set(results.measured("first", "l100", "fvu").values()) == {2.0}
     assert results.unequal_l0("first", "l100", "l100") == 0 and not results.at_end("second", "l30")
     assert summary_table(results, "first").rows[0][1] == "x 2*"
+
+
+def test_trainings_of_full_length_come_before_short_ones():
+    def row(factor, seed, measure, **values):
+        return Row(Run("first", "l100", factor, seed), measure, values, {})
+
+    models = {"first": "m"}
+    short = [row(factor, 0, "rate", fvu=fvu) for factor, fvu in ((1.0, 0.3), (2.0, 0.2), (4.0, 0.1))]
+    core = [row(factor, seed, "core", fvu=fvu) for factor, fvu in ((2.0, 0.5), (4.0, 0.6)) for seed in range(3)]
+    uneven = row(4.0, 3, "core", fvu=0.0)  # a seed that the other factor does not have
+    assert best_factor([*short, core[0]], "first", "l100", models) == 4.0  # one factor at full length decides nothing
+    assert best_factor([*short, *core, uneven], "first", "l100", models) == 2.0
+    selected = [row(2.0, 0, "select", fvu=0.5)]
+    assert best_factor([*short, *core, *selected], "first", "l100", models) == 2.0  # only one has the selection text
+    selected += [row(4.0, 0, "select", fvu=0.4)]
+    assert best_factor([*short, *core, *selected], "first", "l100", models) == 4.0
+
+
+def test_a_metric_without_the_best_rate_is_taken_from_another_and_marked():
+    def row(method, factor, measure, **values):
+        return [Row(Run("first", method, factor, seed), measure, values, {}) for seed in range(3)]
+
+    rows = [*row("l100", 2.0, "core", fvu=0.5), *row("l100", 4.0, "core", fvu=0.6), *row("l100", 8.0, "core", fvu=0.7)]
+    rows += [*row("l100", 8.0, "similarity", mmcs_seeds=0.1), *row("l100", 4.0, "similarity", mmcs_seeds=0.2)]
+    rows += [*row("batchtopk", 1.0, "core", fvu=0.4), *row("batchtopk", 1.0, "similarity", mmcs_seeds=0.3)]
+    results = Results(rows, {"first": "m"})
+    assert set(results.measured("first", "l100", "mmcs_seeds").values()) == {0.2}
+    assert results.other_rates("first", "l100", ["fvu", "mmcs_seeds"]) == {"MMCS across seeds": 4.0}
+    assert results.other_rates("first", "batchtopk", ["fvu", "mmcs_seeds", "autointerp"]) == {}
+    table = summary_table(results, "first")
+    assert table.rows[0][1] == "x 2" and "another rate: l100 x 4: MMCS across seeds." in table.note
+    claim = Claim("H", "agrees", "mmcs_seeds", "l100", "worse")
+    assert claims_table(results, [claim]).rows[0][1] == "l100 (x 4) against batchtopk"
 
 
 def test_lines_are_read_back(tmp_path):
