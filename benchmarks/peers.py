@@ -37,6 +37,7 @@ class Recipe(NamedTuple):
     warmup: int | None = None  # steps of linear warm-up; None: the peer's default
     decay: int = 0  # steps of linear decay to 0 at the end, where the peer lets the user choose
     first: Sequence[Tensor] = ()  # batches that give the scale of the inputs; (): inputs are taken as they are
+    seed: int = 0  # of the initial weights
 
 
 TIMING = Recipe()
@@ -132,7 +133,7 @@ def saelens(d: int, m: int, k: int, batch: int, device: str, recipe: Recipe = TI
         from sae_lens.config import SAETrainerConfig
         from sae_lens.training.sae_trainer import SAETrainer
 
-    torch.manual_seed(0)
+    torch.manual_seed(recipe.seed)
     sae = BatchTopKTrainingSAE(BatchTopKTrainingSAEConfig(d_in=d, d_sae=m, k=k, dtype="float32", device=device))
     config = SAETrainerConfig(
         total_training_samples=recipe.steps * batch,
@@ -187,7 +188,7 @@ def dictionary_learning(
         warmup_steps=1000 if recipe.warmup is None else recipe.warmup,
         decay_start=recipe.steps - recipe.decay if recipe.decay else None,
         device=device,
-        seed=0,
+        seed=recipe.seed,
     )
     # As in trainSAE: the batch in the autocast dtype, the whole update under autocast, and none on a CPU.
     autocast: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -267,6 +268,7 @@ def sparsify(
         optimizer=optimizer,
         lr=recipe.lr,
         lr_warmup_steps=1000 if recipe.warmup is None else recipe.warmup,
+        init_seeds=[recipe.seed],
         hookpoints=["layer"],
         log_to_wandb=False,
     )

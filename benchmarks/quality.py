@@ -5,6 +5,7 @@
 
 Each peer trains with its own step, warm-up and decay (benchmarks/peers.py). Its learning rate is selected on
 `select_tokens` tokens, in factors of 2 until both neighbors of the best are worse; the best rate runs at full length.
+With `--neighbors`, the search goes on at full length.
 All SAEs are converted to `SAE`, their thresholds calibrated to a mean L0 of K on held-out tokens, and measured alike.
 Each finished run is a line of DIR/runs.jsonl and is not repeated; a kill loses the run in progress.
 
@@ -19,11 +20,12 @@ import argparse
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,16 +33,11 @@ from typing import Any
 import quality_train
 import torch
 from quality_data import Batches, Data, Texts, harvest, tokenize
+from quality_evaluate import absorption, losses, probing
 from quality_runs import PRESETS, STARTS, Results, best_rate, key, next_rate
 from torch import Tensor
 
 import sampled_sae as ss
-from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many
-from sampled_sae.evals.absorption.schema import AbsorptionConfig
-from sampled_sae.evals.core.evaluate import evaluate_core_many
-from sampled_sae.evals.core.schema import CoreConfig
-from sampled_sae.evals.probing.evaluate import evaluate_probing_many
-from sampled_sae.evals.probing.schema import ProbingConfig
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
@@ -85,7 +82,8 @@ class Comparison:
         s = self.setting
         if before is not None and all(getattr(s, name) == getattr(before.setting, name) for name in same):
             self._model, self._texts = before._model, before._texts
-            if s.layer == before.setting.layer and s.tokens <= before.setting.tokens:
+            alike = (s.layer, s.high_norm_factor) == (before.setting.layer, before.setting.high_norm_factor)
+            if alike and s.tokens <= before.setting.tokens:
                 self._data = before._data
 
     # ---- data ---------------------------------------------------------------------------------------
@@ -224,13 +222,6 @@ class Comparison:
 
     # ---- parts --------------------------------------------------------------------------------------
 
-    def short(self, toolkit: str) -> dict[float, float]:
-        """FVU on `select` by learning rate, of a peer's finished selection runs."""
-        wanted = key(self.setting, toolkit, None, self.setting.select_tokens)
-        lines = [line for line in self.results.lines if line["what"] == "run"]
-        same = [line for line in lines if {**line["key"], "lr": None} == wanted]
-        return {line["key"]["lr"]: line["fvu"]["select"] for line in same if line["key"]["lr"] is not None}
-
     def start(self, toolkit: str) -> float:
         """The best rate of the setting before this one, or the first rate of all."""
         for line in reversed(self.results.lines):
@@ -240,37 +231,49 @@ class Comparison:
 
     def select(self) -> None:
         """Search each peer's learning rate; ours runs once, at its default."""
-        self.run(OURS, None, self.setting.select_tokens)
+        tokens = self.setting.select_tokens
+        self.run(OURS, None, tokens)
         for toolkit in list(self.peers):
-            about = key(self.setting, toolkit, None, self.setting.select_tokens)
+            about = key(self.setting, toolkit, None, tokens)
             start = self.start(toolkit)
             try:
-                while (rate := next_rate(self.short(toolkit), start)) is not None:
-                    self.run(toolkit, rate, self.setting.select_tokens)
+                while (rate := next_rate(self.results.rates(self.setting, toolkit, tokens), start)) is not None:
+                    self.run(toolkit, rate, tokens)
             except (ImportError, subprocess.CalledProcessError) as error:
                 print(f"{toolkit}: left out ({error})", file=sys.stderr)
                 del self.peers[toolkit]
                 continue
-            found = {"lr": best_rate(self.short(toolkit))}
+            found = {"lr": best_rate(self.results.rates(self.setting, toolkit, tokens))}
             if (self.results.get(about, "selected") or {}).get("lr") != found["lr"]:
                 self.results.add(about, found, "selected")
 
-    def full_runs(self) -> Iterator[tuple[str, float | None, int]]:
-        """Toolkit, rate and seed of the runs at full length: of a peer's variants, the one that was selected best."""
-        yield from ((OURS, None, seed) for seed in range(self.a.seeds))
+    def chosen(self) -> dict[str, list[float]]:
+        """Rates for full length by peer: those of `--rates`, else the selected one of its better variant."""
         best: dict[str, tuple[float, str, float]] = {}
         for toolkit, peer in self.peers.items():
             selected = self.results.get(key(self.setting, toolkit, None, self.setting.select_tokens), "selected")
             if selected is not None:
-                found = (self.short(toolkit)[selected["lr"]], toolkit, selected["lr"])
-                best[peer.package] = min(found, best.get(peer.package, found))
-        for _, toolkit, lr in best.values():
-            yield from ((toolkit, lr / 2**n, 0) for n in range(1 + self.a.lower))
+                fvu = self.results.rates(self.setting, toolkit, self.setting.select_tokens)[selected["lr"]]
+                best[peer.package] = min((fvu, toolkit, selected["lr"]), best.get(peer.package, (math.inf, "", 0.0)))
+        given = {toolkit: rates for toolkit, rates in self.a.rates.items() if toolkit in self.peers}
+        named = {self.peers[toolkit].package for toolkit in given}
+        return given | {toolkit: [lr] for package, (_, toolkit, lr) in best.items() if package not in named}
 
     def full(self) -> None:
         """All toolkits at full length."""
-        for toolkit, lr, seed in self.full_runs():
-            self.run(toolkit, lr, self.setting.tokens, seed)
+        tokens = self.setting.tokens
+        for seed in range(self.a.seeds):
+            self.run(OURS, None, tokens, seed)
+        for toolkit, rates in self.chosen().items():
+            for lr in rates:
+                self.run(toolkit, lr, tokens)
+            while self.a.neighbors:  # lower ones first: longer runs prefer them
+                further = next_rate(self.results.rates(self.setting, toolkit, tokens), rates[0], (-1, 1))
+                if further is None:
+                    break
+                self.run(toolkit, further, tokens)
+            for seed in range(1, self.a.peer_seeds):
+                self.run(toolkit, best_rate(self.results.rates(self.setting, toolkit, tokens)), tokens, seed)
 
     def best_full(self) -> list[dict[str, Any]]:
         """Keys of the runs of full length to evaluate: all of ours, and the lowest FVU on `select` of each peer."""
@@ -278,7 +281,7 @@ class Comparison:
         for line in self.results.lines:
             about = line["key"]
             toolkit = about.get("toolkit")
-            if line["what"] != "run" or toolkit not in {OURS, *self.peers}:
+            if line["what"] != "run" or toolkit not in {OURS, *self.peers} or (toolkit != OURS and about["seed"]):
                 continue
             if about == key(self.setting, toolkit, about["lr"], self.setting.tokens, about["seed"]):
                 which = (OURS, about["seed"]) if toolkit == OURS else self.peers[toolkit].package
@@ -287,41 +290,27 @@ class Comparison:
         return [line["key"] for line in best.values()]
 
     def evaluate(self) -> None:
-        """CE loss recovered, absorption and probing of the best SAEs of full length, one line for each.
+        """CE loss recovered, probing and absorption of the best SAEs of full length, a line for each as it is done.
 
         An SAE that is not there, because its run came from another machine, is trained again.
         """
-        left = [about for about in self.best_full() if not self.results.get(about, "evaluation")]
-        for about in left:
-            if not self.folder(about).exists():
-                self.run(about["toolkit"], about["lr"], about["tokens"], about["seed"], again=True)
-        if not left:
-            return
-        saes = [SAE.load(self.folder(about), self.device) for about in left]
-        lines = [Line() for _ in left]
-        model, layer = self.model, self.setting.layer
+        s, measures = self.setting, dict[str, Callable[[list[SAE]], list[Line]]]()
         if not self.a.no_loss:
-            contexts = torch.from_numpy(self.texts["report"][: self.setting.loss].astype("int64"))
-            core = CoreConfig(
-                put_in="normal", norm_limit=self.data.limit, contexts_at_once=16, tokens_at_once=4096, resamples=0
-            )
-            for line, r in zip(lines, evaluate_core_many(saes, model, layer, contexts, core), strict=True):
-                assert r.loss is not None
-                line |= {"ce_recovered": r.loss.ce_recovered.value, "ce_sae": r.loss.ce_sae.value}
-                line |= {"ce_model": r.loss.ce_model.value, "kl_recovered": r.loss.kl_recovered.value}
+            contexts = torch.from_numpy(self.texts["report"][: s.loss].astype("int64"))
+            measures["ce_recovered"] = lambda saes: losses(saes, self.model, s.layer, contexts, self.data.limit)
         if self.a.probing:
-            probing = ProbingConfig(datasets=tuple(self.a.probing), k=(1, 5), all_latents=False)
-            for line, p in zip(lines, evaluate_probing_many(saes, model, layer, probing), strict=True):
-                line["probing"] = {str(k): one.accuracy.mean for k, one in p.summary.top.items()}
-                line["probing_residual"] = p.summary.residual.accuracy.mean
-        if self.setting.words != 0:
-            words = AbsorptionConfig(max_words=self.setting.words)
-            for line, b in zip(lines, evaluate_absorption_many(saes, model, layer, words), strict=True):
-                line["absorption"] = b.fraction and b.fraction.mean
-                line |= {"full_absorption": b.full and b.full.mean, "main_f1": b.main_f1 and b.main_f1.mean}
-                line["letters"] = b.usable_letters
-        for about, line in zip(left, lines, strict=True):
-            self.results.add(about, line, "evaluation")
+            measures["probing"] = lambda saes: probing(saes, self.model, s.layer, self.a.probing)
+        if s.words != 0:
+            measures["absorption"] = lambda saes: absorption(saes, self.model, s.layer, s.words)
+        for name, measure in measures.items():
+            left = [about for about in self.best_full() if name not in self.results.evaluation(about)]
+            for about in left:
+                if not self.folder(about).exists():
+                    self.run(about["toolkit"], about["lr"], about["tokens"], about["seed"], again=True)
+            if left:
+                saes = [SAE.load(self.folder(about), self.device) for about in left]
+                for about, line in zip(left, measure(saes), strict=True):
+                    self.results.add(about, line, "evaluation")
 
 
 PARTS: dict[str, Callable[[Comparison], None]] = {
@@ -344,8 +333,22 @@ def main() -> None:
     parser.add_argument("--probing", nargs="*", default=[], help="datasets for probing: .jsonl, .parquet or .csv")
     parser.add_argument("--no-loss", action="store_true", help="leave out CE loss recovered")
     parser.add_argument("--seeds", type=int, default=1, help="seeds of sampled-sae at full length")
-    parser.add_argument("--lower", type=int, default=0, help="run the N next lower rates at full length too")
+    parser.add_argument("--peer-seeds", type=int, default=1, help="seeds of each peer's best rate at full length")
+    parser.add_argument(
+        "--rates", nargs="*", default=[], metavar="PEER=LR", help="rates at full length instead of the selected ones"
+    )
+    parser.add_argument(
+        "--neighbors",
+        action="store_true",
+        help="search on at full length until both neighbors are worse",
+    )
     a = parser.parse_args()
+    given, a.rates = a.rates, {}
+    for one in given:
+        peer, _, lr = one.partition("=")
+        if peer not in STARTS or not re.fullmatch(r"[\d.]+(e-?\d+)?", lr):
+            parser.error(f"--rates {one}: must be PEER=LR, PEER one of {', '.join(STARTS)}")
+        a.rates.setdefault(peer, []).append(float(lr))
     sys.path.append(str(ROOT / ".carry" / "peers"))
     a.out.mkdir(parents=True, exist_ok=True)
     results = Results(a.out / "runs.jsonl")

@@ -18,7 +18,6 @@ from sampled_sae.data.text import TextSource
 from sampled_sae.models.language_model import LanguageModel
 
 USED = 0.98  # share of a block's tokens in its batches; the rest may be left out for their norm
-HIGH_NORM = 10.0  # tokens above this multiple of the median norm are left out
 Texts = dict[str, np.ndarray[Any, Any]]  # token ids [n, context] by name: train, calibration, select, report, wide
 
 
@@ -110,6 +109,7 @@ def harvest(model: LanguageModel, setting: Setting, texts: Texts, folder: Path |
     shape, dtype = (count * rows, model.width), model.dtype
     size = shape[0] * shape[1]
     name = f"{Path(setting.model).name}-layer{setting.layer}-{setting.context}-{shape[0]}x{shape[1]}"
+    name += f"-norm{setting.high_norm_factor:g}"
     path = None if folder is None else folder / f"{name}.bin"
     if path is not None and path.exists():  # written last
         saved = dict(np.load(path.with_suffix(".npz")))
@@ -117,7 +117,7 @@ def harvest(model: LanguageModel, setting: Setting, texts: Texts, folder: Path |
         sets = {name: torch.from_numpy(x).to(model.device) for name, x in saved.items()}
         return Data(torch.from_file(str(path), False, size, dtype=dtype).view(shape), path, sets, limit)
     held = read(texts["calibration"])
-    limit = HIGH_NORM * float(norms(held).median())
+    limit = setting.high_norm_factor * float(norms(held).median())
 
     def normal(x: Tensor) -> Tensor:
         return x[norms(x) <= limit].float()

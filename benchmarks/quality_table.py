@@ -1,24 +1,30 @@
 """Tables and the picture of docs/quality.md from the finished runs of benchmarks/quality.py.
 
-    python benchmarks/quality_table.py RUNS.jsonl [--picture docs/images/quality.png] [--out docs/quality/results.json]
+    python benchmarks/quality_table.py RUNS.jsonl [--page docs/quality.md] [--out docs/quality/results.json] \
+        [--picture docs/images/quality.png]
 
-The picture needs plotly and kaleido (and a Chrome for it).
+`--page` replaces what is between `<!-- begin NAME -->` and `<!-- end NAME -->`. The picture needs plotly and kaleido
+(and a Chrome for it).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from quality_runs import PRESETS, Results, Setting, key
+from quality_runs import PRESETS, Results, Setting, best_rate, key, next_rate
 
 from sampled_sae.reporting.palette import TOOLKITS
+from sampled_sae.reporting.study_page import fill_page
 
 OURS = "sampled-sae"
 NAMES = {
-    OURS: "sampled-sae, defaults",
+    OURS: "**sampled-sae, defaults**",
     "saelens": "SAELens",
     "dictionary_learning": "dictionary_learning, normalized inputs",
     "dictionary_learning-raw": "dictionary_learning",
@@ -26,6 +32,7 @@ NAMES = {
     "sparsify-adam": "sparsify, Adam",
 }
 Run = dict[str, Any]
+Row = list[str]
 
 
 def runs_of(results: Results, setting: Setting, tokens: int) -> list[Run]:
@@ -36,76 +43,211 @@ def runs_of(results: Results, setting: Setting, tokens: int) -> list[Run]:
             continue
         about = line["key"]
         if about == key(setting, about["toolkit"], about["lr"], tokens, about["seed"]):
-            more = results.get(about, "evaluation") or {}
-            found.append({**about, **line, "lr": line.get("lr") or about["lr"], "evaluation": more})
+            lr = line.get("lr") or about["lr"]
+            found.append({**about, **line, "lr": lr, "evaluation": results.evaluation(about)})
     return sorted(found, key=lambda run: (list(NAMES).index(run["toolkit"]), run["seed"], run["lr"]))
 
 
 def best_runs(runs: list[Run]) -> list[Run]:
-    """The lowest FVU on `select` of each toolkit; of ours all seeds."""
-    best: dict[Any, Run] = {}
-    for run in runs:
-        which = (run["toolkit"], run["seed"])
-        if which not in best or run["fvu"]["select"] < best[which]["fvu"]["select"]:
-            best[which] = run
-    return list(best.values())
+    """All seeds of ours, and of each peer's rate that has the lowest FVU on `select` with seed 0."""
+    best = []
+    for toolkit in NAMES:
+        mine = [run for run in runs if run["toolkit"] == toolkit]
+        if toolkit != OURS and mine:
+            lr = best_rate({run["lr"]: run["fvu"]["select"] for run in mine if run["seed"] == 0})
+            mine = [run for run in mine if run["lr"] == lr]
+        best += mine
+    return best
+
+
+def finished(results: Results, setting: Setting, toolkit: str, tokens: int | None = None) -> bool:
+    """Whether both neighbors of the peer's best rate were tried, by default in the search."""
+    rates = results.rates(setting, toolkit, tokens or setting.select_tokens)
+    return bool(rates) and next_rate(rates, min(rates)) is None
+
+
+# ---- tables -------------------------------------------------------------------------------------------
 
 
 def number(value: float | None, form: str = ".4f") -> str:
-    return "" if value is None else format(value, form)
+    return "" if value is None or math.isnan(value) else format(value, form)
 
 
-def searched(results: Results, setting: Setting) -> set[str]:
-    """Peers whose search for a learning rate is finished."""
-    tokens = setting.select_tokens
-    return {toolkit for toolkit in NAMES if results.get(key(setting, toolkit, None, tokens), "selected")}
+def mean(values: Iterable[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return fmean(there) if there else None
 
 
-def table(runs: list[Run], finished: set[str]) -> str:
-    """Markdown table of one length; "ours less by" compares on the last set of held-out tokens."""
-    last = "wide" if "wide" in runs[0]["fvu"] else "report"
-    ours = [run["fvu"][last] for run in runs if run["toolkit"] == OURS]
-    mean = sum(ours) / len(ours) if ours else None
-    head = ["", "lr", *(f"FVU, {name}" for name in runs[0]["fvu"]), "ours less by", "L0", "dead", "CE recovered"]
-    head += ["absorption", "F1", "probing, k = 1", "k = 5", "seconds"]
-    rows = [head, ["---"] * len(head)]
-    for run in runs:
-        e, theirs = run["evaluation"], run["fvu"][last]
-        less = "" if mean is None or run["toolkit"] == OURS else f"{1 - mean / theirs:.1%}"
-        probing = e.get("probing", {})
-        name = NAMES[run["toolkit"]] + ("" if run["toolkit"] in {*finished, OURS} else " (search unfinished)")
-        rows.append(
-            [name, f"{run['lr']:.2g}" if run["lr"] else "", *map(number, run["fvu"].values()), less]
-            + [number(run["l0"][last], ".1f"), number(run.get("dead"), ".1%"), number(e.get("ce_recovered"))]
-            + [number(e.get("absorption"), ".3f"), number(e.get("main_f1"), ".2f")]
-            + [number(probing.get(k), ".3f") for k in ("1", "5")]
-            + [number(run["seconds"], ".1f")]
-        )
-    used = [i for i in range(len(head)) if i == 0 or any(row[i] for row in rows[2:])]
-    return "\n".join("| " + " | ".join(row[i] for i in used) + " |" for row in rows)
+def span(values: list[float]) -> str:
+    """One decimal; the range where seeds differ by over 5%."""
+    low, high = min(values), max(values)
+    return f"{fmean(values):.1f}" if high <= 1.05 * low else f"{low:.1f} to {high:.1f}"
 
 
-def rates(runs: list[Run], which: str = "select") -> str:
-    """Markdown table: FVU of every rate of the selection."""
-    rows = ["| | lr: FVU on select |", "|---|---|"]
-    for toolkit in NAMES:
-        mine = [run for run in runs if run["toolkit"] == toolkit]
-        best = min((run["fvu"][which] for run in mine), default=None)
-        shown = [(f"{run['lr']:.2g}: {run['fvu'][which]:.4f}", run["fvu"][which] == best) for run in mine]
-        if shown:
-            cells = ", ".join(f"**{text}**" if bold and len(shown) > 1 else text for text, bold in shown)
-            rows.append(f"| {NAMES[toolkit]} | {cells} |")
-    return "\n".join(rows)
+def by_toolkit(runs: list[Run], held: str) -> list[list[Run]]:
+    """The best runs of each toolkit: ours first, then the peers from low to high FVU."""
+    best = best_runs(runs)
+    groups = [[run for run in best if run["toolkit"] == toolkit] for toolkit in NAMES]
+    order = lambda group: (group[0]["toolkit"] != OURS, fmean(run["fvu"][held] for run in group))  # noqa: E731
+    return sorted((group for group in groups if group), key=order)
+
+
+def last_set(runs: list[Run]) -> str:
+    """The held-out tokens on which toolkits are compared."""
+    return "wide" if "wide" in runs[0]["fvu"] else "report"
+
+
+def less(groups: list[list[Run]], theirs: list[Run], held: str) -> float | None:
+    """How far our mean FVU is below a peer's, as a share of the peer's."""
+    ours = [run["fvu"][held] for group in groups for run in group if run["toolkit"] == OURS]
+    return 1 - fmean(ours) / fmean(run["fvu"][held] for run in theirs) if ours else None
+
+
+def rows_of(results: Results, setting: Setting, runs: list[Run]) -> list[Row]:
+    """A row for each toolkit at its best rate, means over seeds."""
+    held = last_set(runs)
+    groups, rows = by_toolkit(runs, held), []
+    for group in groups:
+        toolkit, seeds = group[0]["toolkit"], len(group)
+        name = NAMES[toolkit] + (f", mean of {seeds} seeds" if seeds > 1 else "")
+        if toolkit != OURS and not any(finished(results, setting, toolkit, n) for n in {None, group[0]["tokens"]}):
+            name += ", search unfinished"
+        fvu = [number(mean(run["fvu"][which] for run in group)) for which in group[0]["fvu"]]
+        under = "" if toolkit == OURS else percent(less(groups, group, held))
+        l0, dead = mean(run["l0"][held] for run in group), mean(run.get("dead") for run in group)
+        row = [name, number(group[0]["lr"], ".2g"), *fvu, under, number(l0, ".1f"), number(dead, ".1%")]
+        rows.append([*row, span([run["seconds"] for run in group])])
+    return rows
+
+
+def percent(value: float | None) -> str:
+    """Two digits from 10% on, else one decimal."""
+    return "" if value is None else f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}"
+
+
+def markdown(head: Row, rows: list[Row]) -> str:
+    """A Markdown table; columns without a value are left out."""
+    used = [i for i in range(len(head)) if i == 0 or any(row[i] for row in rows)]
+    lines = [[head[i] for i in used], ["---"] * len(used), *([row[i] for i in used] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def about(name: str) -> str:
+    """A setting as a line of a table."""
+    s = PRESETS[name]
+    model = "" if s.model == "smollm2" else f"{s.model}, "
+    limit = "" if s.high_norm_factor == 10 else f", tokens above {s.high_norm_factor:g} times the median norm left out"
+    return f"*`{name}`: {model}layer {s.layer}, d_sae {s.d_sae:,}, K {s.k}{limit}*"
+
+
+def length(tokens: int) -> str:
+    return f"{tokens // 10**6}M tokens" if tokens >= 10**6 else f"{tokens:,} tokens"
+
+
+def fvu_table(results: Results, names: list[str], full: bool) -> str:
+    """FVU of every toolkit at its best rate, one length or the search."""
+    rows, sets = list[Row](), list[str]()
+    for name in names:
+        s = PRESETS[name]
+        runs = runs_of(results, s, s.tokens if full else s.select_tokens)
+        if runs:
+            sets = [which for which in runs[0]["fvu"] if which != "select"]
+            rows += [[about(name), *[""] * (len(runs[0]["fvu"]) + 5)], *rows_of(results, s, runs)]
+    return markdown(["", "lr", "FVU, select", *sets, "ours less by", "L0", "dead", "GPU s"], rows)
+
+
+def rates_table(results: Results, names: list[str], full: bool) -> str:
+    """FVU on `select` of every rate; bold: the best of several."""
+    rows = list[Row]()
+    for name in names:
+        s = PRESETS[name]
+        tokens, found = s.tokens if full else s.select_tokens, list[Row]()
+        for toolkit in NAMES:
+            fvu = results.rates(s, toolkit, tokens) if toolkit != OURS else {}
+            cells = [f"{lr:.2g}: {fvu[lr]:.4f}" for lr in sorted(fvu)]
+            if len(fvu) > 1:
+                cells = [f"**{c}**" if lr == best_rate(fvu) else c for c, lr in zip(cells, sorted(fvu), strict=True)]
+            ends = "" if not fvu else "yes" if finished(results, s, toolkit, tokens) else "no"
+            found += [[NAMES[toolkit], ", ".join(cells), ends]] if fvu else []
+        rows += [[about(name), "", ""], *found] if found else []
+    return markdown(["", "lr: FVU", "both neighbors worse"], rows)
+
+
+def margins(results: Results, names: list[str]) -> str:
+    """Our FVU against that of the best peer, in every setting at full length and in the search."""
+    rows = list[Row]()
+    done = set[tuple[Any, ...]]()
+    for name in names:
+        s = PRESETS[name]
+        for tokens in (s.select_tokens, s.tokens):
+            runs = runs_of(results, s, tokens)
+            which = tuple(key(s, "", None, tokens).items())
+            groups = by_toolkit(runs, last_set(runs)) if runs else []
+            if len(groups) < 2 or groups[0][0]["toolkit"] != OURS or which in done:
+                continue
+            done.add(which)
+            best, tried = groups[1], [group[0]["toolkit"] for group in groups[1:]]
+            tuned = [finished(results, s, toolkit, tokens) for toolkit in tried]
+            under = percent(less(groups, best, last_set(runs)))
+            row = [f"`{name}`", length(tokens), under, NAMES[best[0]["toolkit"]], f"{len(groups[0])}, {len(best)}"]
+            rows.append([*row, f"{sum(tuned)} of {len(tuned)}"])
+    head = ["", "", "ours less by", "best peer", "seeds (ours, peer)", "peers with both neighbors worse at this length"]
+    return markdown(head, rows)
+
+
+def evaluations(results: Results, names: list[str]) -> str:
+    """CE loss recovered, absorption and probing, a row for each SAE."""
+    rows = list[Row]()
+    for name in names:
+        runs = [run for run in runs_of(results, PRESETS[name], PRESETS[name].tokens) if run["evaluation"]]
+        seeds = len({run["seed"] for run in runs}) > 1
+        rows += [[f"*`{name}`*", *[""] * 5]] if runs else []
+        for run in runs:
+            e = run["evaluation"]
+            title = NAMES[run["toolkit"]] + (f", seed {run['seed']}" if seeds and run["toolkit"] == OURS else "")
+            values = [
+                number(e.get("ce_recovered")),
+                number(e.get("absorption"), ".3f"),
+                number(e.get("main_f1"), ".2f"),
+            ]
+            rows.append([title, *values, *(number(e.get("probing", {}).get(k), ".3f") for k in ("1", "5"))])
+    return markdown(
+        ["", "CE loss recovered", "absorption fraction", "F1 of main latents", "probing, k = 1", "k = 5"], rows
+    )
+
+
+def blocks(results: Results) -> dict[str, str]:
+    """The tables of the page by name."""
+    names = [name for name, s in PRESETS.items() if runs_of(results, s, s.tokens)]
+    short: dict[Any, str] = {}  # settings that share a search: the first of them
+    for name in names:
+        s = PRESETS[name]
+        if runs_of(results, s, s.select_tokens):
+            short.setdefault(tuple(key(s, "", None, s.select_tokens).items()), name)
+    lengths = dict.fromkeys(PRESETS[name].tokens for name in names)
+    full = [
+        f"**{length(tokens)}:**\n\n" + fvu_table(results, [n for n in names if PRESETS[n].tokens == tokens], True)
+        for tokens in lengths
+    ]
+    return {
+        "margins": margins(results, names),
+        "full": "\n\n".join(full),
+        "full-rates": rates_table(results, names, True),
+        "evaluations": evaluations(results, names),
+        "search": fvu_table(results, list(short.values()), False),
+        "search-rates": rates_table(results, list(short.values()), False),
+    }
 
 
 def title(setting: Setting) -> str:
-    return f"{setting.model}, layer {setting.layer}, d_sae {setting.d_sae:,}, K {setting.k}"
+    limit = "" if setting.high_norm_factor == 10 else f", norms up to {setting.high_norm_factor:g} medians"
+    return f"{setting.model}, layer {setting.layer}, d_sae {setting.d_sae:,}, K {setting.k}{limit}"
 
 
 def draw(results: Results, names: list[str], path: Path) -> None:
     """FVU against GPU seconds: hollow the selection, filled full length, joined at the best rate.
 
-    Small markers are the other rates, and all rates of a search that is not finished.
+    Small markers are the other rates.
     """
     from plotly.subplots import make_subplots
 
@@ -126,13 +268,12 @@ def draw(results: Results, names: list[str], path: Path) -> None:
             whole = [run for runs in every.values() for run in runs]
             if not whole:
                 continue
-            done = toolkit in {OURS, *searched(results, setting)}
-            best = [best_runs(runs)[0] for runs in every.values() if runs and done]
-            last = "wide" if "wide" in whole[0]["fvu"] else "report"
+            best, last = [best_runs(runs)[0] for runs in every.values() if runs], last_set(whole)
             common = place | {"legendgroup": toolkit}
             figure.add_scatter(
                 x=[r["seconds"] for r in best], y=[r["fvu"][last] for r in best], mode="lines+markers",
-                name=NAMES[toolkit], line={"color": color, "width": 2}, showlegend=bool(best) and toolkit not in shown,
+                name=NAMES[toolkit].strip("*"), line={"color": color, "width": 2},
+                showlegend=toolkit not in shown,
                 marker={"size": 11, "color": [color if r["tokens"] == setting.tokens else "white" for r in best],
                         "line": {"color": color, "width": 2}},
                 **common,
@@ -142,7 +283,7 @@ def draw(results: Results, names: list[str], path: Path) -> None:
                 x=[r["seconds"] for r in rest], y=[r["fvu"][last] for r in rest], mode="markers", showlegend=False,
                 marker={"size": 6, "symbol": "circle-open", "color": color}, **common,
             )  # fmt: skip
-            shown |= {toolkit} if best else set()
+            shown.add(toolkit)
             of_best += [r["fvu"][last] for r in best]
         ticks = [1, 2, 5, 10, 20, 50, 100, 200, 500]
         figure.update_xaxes(
@@ -163,25 +304,26 @@ def draw(results: Results, names: list[str], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
+    parser.add_argument("--page", type=Path, help="fill the tables of this Markdown file")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--out", type=Path, help="write the best runs as JSON there")
     a = parser.parse_args()
     results = Results(a.runs)
-    content, there = {}, []
+    made = blocks(results)
+    if a.page:
+        fill_page(a.page, [(name, text) for name, text in made.items()])
+    else:
+        print("\n\n".join(f"## {name}\n\n{text}" for name, text in made.items()))
+    content = {}
     for name, setting in PRESETS.items():
         short, full = (runs_of(results, setting, tokens) for tokens in (setting.select_tokens, setting.tokens))
-        if not full:
-            continue
-        there.append(name)
-        done = searched(results, setting)
-        print(f"\n## {name}: {title(setting)}\n\n{setting.tokens:,} tokens:\n\n{table(best_runs(full), done)}")
-        if short:
-            print(f"\n{setting.select_tokens:,} tokens:\n\n{table(best_runs(short), done)}\n\n{rates(short)}")
-        content[name] = {"full": best_runs(full), "select": best_runs(short), "searched": sorted(done)}
+        if full:
+            done = [toolkit for toolkit in NAMES if finished(results, setting, toolkit)]
+            content[name] = {"full": best_runs(full), "select": best_runs(short), "searched": done}
     if a.out:
         a.out.write_text(json.dumps(content, indent=1) + "\n")
     if a.picture:
-        draw(results, there, a.picture)
+        draw(results, list(content), a.picture)
 
 
 if __name__ == "__main__":

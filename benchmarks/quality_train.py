@@ -62,7 +62,7 @@ def train(toolkit: Toolkit, x: Tensor, job: dict[str, Any], device: str) -> tupl
 
     def made(steps: int) -> Peer:
         first = [rows(i) for i in range(min(SCALE_BATCHES, steps))] if toolkit.scaled else ()
-        recipe = Recipe(steps, job["lr"], min(WARMUP, steps // 5), round(DECAY * steps), first)
+        recipe = Recipe(steps, job["lr"], min(WARMUP, steps // 5), round(DECAY * steps), first, job["seed"])
         return toolkit.make(x.shape[1], job["d_sae"], job["k"], batch, device, recipe)
 
     def wait() -> None:

@@ -107,3 +107,13 @@ def test_line_of_a_killed_process_is_dropped(tmp_path):
     assert path.read_bytes() == whole
     results.add(second, {"fvu": 2})
     assert runs.Results(path).get(second)["fvu"] == 2
+
+
+def test_files_from_before_the_limit_was_a_setting(tmp_path):
+    """Their runs left out tokens above 10 times the median norm."""
+    about = runs.key(runs.PRESETS["gemma"], "saelens", 3e-4, 5000)
+    old = {name: value for name, value in about.items() if name != "high_norm_factor"}
+    runs.Results(tmp_path / "runs.jsonl").add(old, {"fvu": {"select": 0.1}})
+    results = runs.Results(tmp_path / "runs.jsonl")
+    assert results.get(about) is not None
+    assert results.get(runs.key(runs.PRESETS["gemma-no-sinks"], "saelens", 3e-4, 5000)) is None
