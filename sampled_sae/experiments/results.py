@@ -172,8 +172,8 @@ SHOWN = (*GOAL, "absorption_f1", "over_10_percent", "autointerp", "mmcs_seeds") 
 def write_results(study: Study, out: Path, page: Path, figures: Path | None = None) -> list[Path]:
     """Write the answer and the tables of `out`/results.jsonl into a page, and figures into a folder; returns the files.
 
-    Tables of single metrics go to `out`/tables.md. Figures are of the first setting; without a folder, the page keeps
-    those that it has. Results of `sampled-sae synthetic` are read from `out`/synthetic/PRESET.json.
+    Tables of single metrics go to `out`/tables.md. Figures are of the first setting of each model; without a folder,
+    the page keeps those that it has. Results of `sampled-sae synthetic` are read from `out`/synthetic/PRESET.json.
     """
     rows = read_rows(out / RESULTS, study.settings)
     beside = [name for name, setting in study.settings.items() if setting.recipe == "paper"]
@@ -181,7 +181,7 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
     results = Results(rows, models, beside, {name: method.rate_of for name, method in study.methods.items()})
     synthetic = {path.stem: load_results(path) for path in sorted((out / SYNTHETIC).glob("*.json"))}
     roles = {name: method.role for name, method in study.methods.items()}
-    drawn = list(_figures(results, results.settings[0])) if figures is not None and results.settings else []
+    drawn = list(_figures(results)) if figures is not None else []
     files = [] if figures is None else write_figures(drawn, make_folder(figures))
     images = [path for path in files if path.suffix == ".png"]
     for path in set(files) - set(images):
@@ -190,8 +190,12 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
     blocks = [("answer", answer(results, study.claims, study.needed, roles, synthetic))]
     if figures is not None:
         titles = {name: _title(figure) for name, figure in drawn}
-        shown = "\n\n".join(f"![{titles[path.stem]}]({os.path.relpath(path, page.parent)})" for path in images)
-        blocks.append(("figures", shown or NOT_RUN))
+        shown = []
+        for setting in results.goals:
+            own = [path for path in images if path.name.startswith(f"{setting}-")]
+            links = [f"![{titles[path.stem]}]({os.path.relpath(path, page.parent)})" for path in own]
+            shown += [f"### Figures of {setting}", *links] if links else []
+        blocks.append(("figures", "\n\n".join(shown) or NOT_RUN))
     made = list(tables(results, study.claims, roles, study.needed, synthetic))
     fill_page(page, [*blocks, *(table for table in made if not table.name.startswith(DETAILS))])
     write_text(out / DETAILED, "# All tables of the study\n")
@@ -199,17 +203,18 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
     return [page, out / DETAILED, *images]
 
 
-def _figures(results: Results, setting: str) -> Iterator[tuple[str, Any]]:
-    """Figures of one setting by name, those that there are results for."""
-    for x, y in PAIRS:
-        if (figure := against(results, setting, x, y)) is not None:
-            yield f"{setting}-{x}-{y}", figure
-    for metric in SHOWN:
-        if (figure := forest(results, setting, metric)) is not None:
-            yield f"{setting}-{metric}", figure
+def _figures(results: Results) -> Iterator[tuple[str, Any]]:
+    """Figures by name, those that there are results for: all of the first setting, the main ones of other models'."""
+    for setting in results.goals:
+        for x, y in PAIRS:
+            if (figure := against(results, setting, x, y)) is not None:
+                yield f"{setting}-{x}-{y}", figure
+        for metric in SHOWN if setting == results.goals[0] else GOAL[:2]:
+            if (figure := forest(results, setting, metric)) is not None:
+                yield f"{setting}-{metric}", figure
 
 
 def _title(figure: Any) -> str:
     """What a figure shows, from the titles of its axes."""
     x, y = figure.layout.xaxis.title.text, figure.layout.yaxis.title.text
-    return f"{y} against {x}" if y else str(x)
+    return (f"{y} against {x}" if y else str(x)).replace("<br>", "; ")

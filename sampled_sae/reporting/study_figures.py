@@ -13,6 +13,7 @@ from sampled_sae.reporting.study import BASE, METRICS, Compared, Results, by_see
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+FAR = 3.0  # ratio to the base from which on a method is named beside the figure instead of being drawn
 WIDE = 10.0  # ratio of the largest to the smallest value from which on an axis is logarithmic
 
 
@@ -49,9 +50,15 @@ def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.
 
 
 def against(results: Results, setting: str, x: str, y: str) -> go.Figure | None:
-    """One metric against another: each method's mean over seeds and their range; the base is dark, a line the front."""
+    """One metric against another: each method's mean over seeds and their range; the base is dark, a line the front.
+
+    Methods whose first metric is far above the base's would press the others together; they are named instead.
+    """
     seeds = {m: [by_seed(results.measured(setting, m, metric)) for metric in (x, y)] for m in results.methods(setting)}
     shown = {method: both for method, both in seeds.items() if all(both)}
+    limit = FAR * statistics.fmean(shown[BASE][0]) if BASE in shown and METRICS[x].relative else math.inf
+    far = [method for method, both in shown.items() if statistics.fmean(both[0]) > limit]
+    shown = {method: both for method, both in shown.items() if method not in far}
     if len(shown) < 2:
         return None
     columns, axes, bars = [], [], []
@@ -76,7 +83,11 @@ def against(results: Results, setting: str, x: str, y: str) -> go.Figure | None:
     colors = [INK if name == BASE else MUTED for name in shown]
     marks = {"color": colors, "size": 8}
     figure.add_scatter(x=columns[0], y=columns[1], mode="markers", marker=marks, error_x=bars[0], error_y=bars[1])
-    figure.add_trace(labels(points, dict(enumerate(shown)), [axis["range"] for axis in axes], (600, 480)))
+    # The first labels find room more easily: that of the base, then methods with several seeds, long names first.
+    order = sorted(enumerate(shown), key=lambda it: (it[1] != BASE, len(shown[it[1]][0]) < 2, -len(it[1])))
+    figure.add_trace(labels(points, dict(order), [axis["range"] for axis in axes], (600, 480)))
+    if far:
+        figure.layout.xaxis.title.text += f"<br>above {limit:.2g}: {', '.join(far)}"
     return figure
 
 
@@ -93,6 +104,8 @@ def _ticks(low: float, high: float, scale: Callable[[float], float]) -> dict[str
     """Ticks of a logarithmic axis at round numbers."""
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     fine = (1, 1.1, 1.2, 1.5, 2, 3, 5, 7, 8, 9) if high < 2 * low else (1, 2, 5) if high < 300 * low else (1,)
+    if high < 1.4 * low:
+        fine = (*fine, 1.05, 1.15, 8.5, 9.5)
     numbers = [digit * 10.0**power for power in powers for digit in fine]
     kept = [number for number in numbers if low / 1.3 <= number <= high * 1.3]
     return {"tickvals": [scale(number) for number in kept], "ticktext": [f"{number:g}" for number in kept]}
