@@ -20,6 +20,7 @@ from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp_many
 from sampled_sae.evals.autointerp.schema import CONTEXT, DENSITIES, AutointerpConfig
 from sampled_sae.experiments.design import Measure, Study
 from sampled_sae.experiments.layer import Layer, read_tokens
+from sampled_sae.experiments.synthetic import EXPERIMENTS, grid
 from sampled_sae.formats.tensors import read_safetensors
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.reporting.study import GOAL, Results, Run, read_rows
@@ -196,11 +197,19 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
             links = [f"![{titles[path.stem]}]({os.path.relpath(path, page.parent)})" for path in own]
             shown += [f"### Figures of {setting}", *links] if links else []
         blocks.append(("figures", "\n\n".join(shown) or NOT_RUN))
-    made = list(tables(results, study.claims, roles, study.needed, synthetic))
+    not_run = {preset: not_run_of(preset, found) for preset, found in synthetic.items()}
+    made = list(tables(results, study.claims, roles, study.needed, synthetic, not_run))
     fill_page(page, [*blocks, *(table for table in made if not table.name.startswith(DETAILS))])
     write_text(out / DETAILED, "# All tables of the study\n")
     fill_page(out / DETAILED, [table for table in made if table.name.startswith(DETAILS)])
     return [page, out / DETAILED, *images]
+
+
+def not_run_of(preset: str, found: Mapping[str, Any]) -> list[str]:
+    """The configurations of a preset of `sampled-sae synthetic` that its results lack."""
+    there = {sae.get("label") for sae in found["saes"]}
+    cells = grid(EXPERIMENTS[preset]) if preset in EXPERIMENTS else []
+    return [cell.label for cell in cells if cell.label not in there]
 
 
 def _figures(results: Results) -> Iterator[tuple[str, Any]]:

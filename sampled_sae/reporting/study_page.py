@@ -24,7 +24,7 @@ from sampled_sae.reporting.claims import (
     reached,
 )
 from sampled_sae.reporting.study import BASE, GOAL, METRICS, NO_LEADERS, UNEQUAL, Results, by_seed, judged, leading
-from sampled_sae.reporting.synthetic import buckets, configurations
+from sampled_sae.reporting.study_synthetic import synthetic_table
 from sampled_sae.reporting.tables import markdown
 from sampled_sae.utils.files import read_text, write_text
 from sampled_sae.utils.measures import Cell, Column, Stat, Table, form
@@ -143,19 +143,6 @@ def datasets_table(results: Results, setting: str, methods: Iterable[str], metri
     return Table(columns, rows, f"datasets-{setting}-{metric}", note=f"{METRICS[metric].title}: mean over seeds.")
 
 
-def synthetic_table(preset: str, found: dict[str, Any]) -> Table:
-    """A row per configuration of a synthetic experiment, mean over seeds."""
-    columns = [Column("SAE"), Column("seeds"), Column("FVE, training samples", 4), Column("FVE, fresh samples", 4)]
-    columns += [Column("not firing", 2), Column("recovered features")]
-    rows: list[list[Cell]] = []
-    for one in configurations(found):
-        means = [one.mean(name) for name in ("fve_train", "fve_heldout_threshold", "dead")]
-        names = [part["name"] for part in buckets(found)]
-        shares = "; ".join(f"{name} {form(one.mean(('recovery', name)), 2)}" for name in names)
-        rows.append([one.label, len(one.runs), *means, shares])
-    return Table(columns, rows, f"synthetic-{preset}", note="Fresh samples: at the inference threshold.")
-
-
 # ---- the answer ----------------------------------------------------------------------------------------
 
 
@@ -257,8 +244,9 @@ def tables(
     roles: Mapping[str, str],
     needed: Mapping[str, str] | None = None,
     synthetic: Synthetic | None = None,
+    not_run: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Table]:
-    """All tables of the page."""
+    """All tables of the page. `not_run`: configurations of a synthetic preset that have no results."""
     yield hypotheses_table(results, claims, needed or {}, synthetic)
     yield claims_table(results, claims, synthetic)
     baselines = [name for name, role in roles.items() if role == "baseline"]
@@ -279,7 +267,7 @@ def tables(
             yield difference_table(results, setting, metric, **how)
         yield self_table(results, setting)
     for preset, found in (synthetic or {}).items():
-        yield synthetic_table(preset, found)
+        yield synthetic_table(preset, found, (not_run or {}).get(preset, ()))
 
 
 def fill_page(path: Path, made: Sequence[Table | tuple[str, str]]) -> list[str]:
