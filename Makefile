@@ -29,7 +29,7 @@ test: .venv/ready
 test-peers: .venv/ready
 	bash tests/peers/setup.sh
 	HF_HUB_OFFLINE=1 .peers/dictionary_learning/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_dictionary_learning*.py tests/peers/test_quality.py
-	HF_HUB_OFFLINE=1 .peers/saelens/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_saelens.py tests/peers/test_quality.py
+	HF_HUB_OFFLINE=1 .peers/saelens/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_saelens.py tests/peers/test_saelens_synthetic.py tests/peers/test_quality.py
 	HF_HUB_OFFLINE=1 .peers/sparsify/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_sparsify.py
 	HF_HUB_OFFLINE=1 .peers/sae_bench/bin/python -m pytest -q -o addopts= --confcutdir=tests/peers tests/peers/test_sae_bench_*.py
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
-from sampled_sae.config import read_file, write_file
 from sampled_sae.method import presets
 from sampled_sae.method.config import Multiplier, OptimizerConfig, PoolConfig, Released, SAEConfig
 from sampled_sae.reporting.synthetic import write_page
@@ -69,12 +68,8 @@ def smollm2(folder: Path) -> Path:
 
 
 def synthetic(folder: Path) -> Path:
-    """Write the page of docs/synthetic, its methods named as `--methods` names them; return it."""
-    results = read_file(DOCS / "synthetic" / "results.json", "synthetic")
-    for run in results["saes"]:
-        _, lr, rest = run["label"].partition(" lr=")
-        run["label"] = presets.spec(SAEConfig.from_dict(run["config"])) + lr + rest
-    write_file(folder / "results.json", "synthetic", results)
+    """Write the page of the synthetic experiment `paper-table` and return its path."""
+    shutil.copy(DOCS / "results" / "synthetic" / "paper-table.json", folder / "results.json")
     return write_page(folder)
 
 
