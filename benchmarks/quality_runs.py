@@ -65,8 +65,8 @@ PRESETS = {
 }  # fmt: skip
 """Settings by name. Those of Gemma need `--model` with the path of the model."""
 
-STARTS = {"saelens": 6e-4, "dictionary_learning": 2.4e-3, "dictionary_learning-raw": 6e-4, "sparsify": 2.5e-3,
-          "sparsify-adam": 4e-4}  # fmt: skip
+STARTS = {"saelens": 6e-4, "saelens-raw": 6e-4, "dictionary_learning": 2.4e-3, "dictionary_learning-raw": 6e-4,
+          "sparsify": 2.5e-3, "sparsify-adam": 4e-4}  # fmt: skip
 """First learning rate of each peer's search."""
 
 

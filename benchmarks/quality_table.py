@@ -26,6 +26,7 @@ OURS = "sampled-sae"
 NAMES = {
     OURS: "**sampled-sae, defaults**",
     "saelens": "SAELens",
+    "saelens-raw": "SAELens, raw inputs",
     "dictionary_learning": "dictionary_learning, normalized inputs",
     "dictionary_learning-raw": "dictionary_learning",
     "sparsify": "sparsify",
@@ -157,7 +158,7 @@ def fvu_table(results: Results, names: list[str], full: bool) -> str:
 
 
 def rates_table(results: Results, names: list[str], full: bool) -> str:
-    """FVU on `select` of every rate; bold: the best of several."""
+    """FVU on `select` of every rate, at full length of peers with several; bold: the best of them."""
     rows = list[Row]()
     for name in names:
         s = PRESETS[name]
@@ -167,10 +168,12 @@ def rates_table(results: Results, names: list[str], full: bool) -> str:
             cells = [f"{lr:.2g}: {fvu[lr]:.4f}" for lr in sorted(fvu)]
             if len(fvu) > 1:
                 cells = [f"**{c}**" if lr == best_rate(fvu) else c for c, lr in zip(cells, sorted(fvu), strict=True)]
-            ends = "" if not fvu else "yes" if finished(results, s, toolkit, tokens) else "no"
-            found += [[NAMES[toolkit], ", ".join(cells), ends]] if fvu else []
+            if len(fvu) > full:
+                found.append(
+                    [NAMES[toolkit], ", ".join(cells), "yes" if finished(results, s, toolkit, tokens) else "no"]
+                )
         rows += [[about(name), "", ""], *found] if found else []
-    return markdown(["", "lr: FVU", "both neighbors worse"], rows)
+    return markdown(["", "lr: FVU", "both neighbors worse"], rows) if rows else "Each peer ran at one rate."
 
 
 def margins(results: Results, names: list[str]) -> str:

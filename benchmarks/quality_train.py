@@ -41,9 +41,10 @@ class Toolkit(NamedTuple):
 def toolkits(cuda: bool) -> dict[str, Toolkit]:
     """The compared trainers. On a GPU all of them use bfloat16 autocast, which all of them offer."""
     dtype = torch.bfloat16 if cuda else torch.float32
-    learning = partial(peers.dictionary_learning, dtype=dtype)
+    lens, learning = partial(peers.saelens, autocast=cuda), partial(peers.dictionary_learning, dtype=dtype)
     return {
-        "saelens": Toolkit("SAELens", "saelens", partial(peers.saelens, autocast=cuda), True, False),
+        "saelens": Toolkit("SAELens", "saelens", lens, True, False),
+        "saelens-raw": Toolkit("SAELens, raw inputs", "saelens", lens, False, False),
         "dictionary_learning": Toolkit("dictionary_learning", "dictionary_learning", learning, True, False),
         "dictionary_learning-raw": Toolkit(
             "dictionary_learning, raw inputs", "dictionary_learning", learning, False, False

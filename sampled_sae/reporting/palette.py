@@ -81,6 +81,7 @@ FREE = [Style(OLIVE, "hexagon", "⬢"), Style(VIOLET, "cross", "✚"), Style(BRO
 TOOLKITS = {
     "sampled-sae": BLUE,
     "saelens": VERMILION,
+    "saelens-raw": BROWN,
     "dictionary_learning": ORANGE,
     "dictionary_learning-raw": GREEN,
     "sparsify": PURPLE,
