@@ -243,8 +243,10 @@ def blocks(results: Results) -> dict[str, str]:
 
 
 def title(setting: Setting) -> str:
+    """Of a panel of the picture."""
     limit = "" if setting.high_norm_factor == 10 else f", norms up to {setting.high_norm_factor:g} medians"
-    return f"{setting.model}, layer {setting.layer}, d_sae {setting.d_sae:,}, K {setting.k}{limit}"
+    what = f"{setting.model}, layer {setting.layer}, d_sae {setting.d_sae:,}, K {setting.k}"
+    return f"{what}<br>{length(setting.tokens)}{limit}"
 
 
 def draw(results: Results, names: list[str], path: Path) -> None:
@@ -254,12 +256,12 @@ def draw(results: Results, names: list[str], path: Path) -> None:
     """
     from plotly.subplots import make_subplots
 
-    columns = min(4, len(names))
+    columns = min(3 if len(names) in (5, 6, 9) else 4, len(names))
     rows = -(-len(names) // columns)
-    titles = [f"{title(PRESETS[n])}<br>{PRESETS[n].tokens // 10**6}M tokens" for n in names]
+    titles = [title(PRESETS[name]) for name in names]
     figure = make_subplots(
         rows=rows, cols=columns, subplot_titles=titles,
-        horizontal_spacing=0.06, vertical_spacing=0.18,
+        horizontal_spacing=0.06, vertical_spacing=0.36 / rows,
     )  # fmt: skip
     shown: set[str] = set()
     for index, name in enumerate(names):

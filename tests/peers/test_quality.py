@@ -40,15 +40,19 @@ def check(tensors, x, expected):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @torch.no_grad()
-def test_saelens(x):
+def test_saelens(x, scaled):
     pytest.importorskip("sae_lens")
     from peers import saelens
 
     with torch.enable_grad():
-        peer, inside = trained(x, saelens, True, autocast=False)
+        peer, inside = trained(x, saelens, scaled, autocast=False)
     sae, scale = inside["sae"], inside["scaler"].scaling_factor
-    assert float((x * scale).norm(dim=1).mean()) == pytest.approx(D_IN**0.5, rel=0.05)
+    assert (scale is not None) == scaled
+    if scaled:
+        assert float((x * scale).norm(dim=1).mean()) == pytest.approx(D_IN**0.5, rel=0.05)
+    scale = scale or 1.0
     _, pre = sae.encode_with_hidden_pre(x * scale)
     expected = sae.decode(pre * (pre > sae.topk_threshold.clamp_min(0))) / scale
     check(peer.finish(), x, expected)
@@ -67,3 +71,19 @@ def test_dictionary_learning(x, scaled):
     sae.threshold.fill_(20 / norm)  # training sets one after 1,000 steps
     expected = sae(x / norm) * norm
     check(peer.finish(), x, expected)
+
+
+@pytest.mark.parametrize("package, name", [("sae_lens", "saelens"), ("dictionary_learning", "dictionary_learning")])
+def test_seeds(x, package, name):
+    """A seed gives its own initial weights, the same each time."""
+    pytest.importorskip(package)
+    import peers
+
+    settings = {"autocast": False} if name == "saelens" else {"dtype": torch.float32}
+
+    def first(seed):
+        recipe = peers.Recipe(STEPS, 3e-3, 8, 8, (), seed)
+        return getattr(peers, name)(D_IN, D_SAE, K, BATCH, "cpu", recipe, **settings).finish()["W_dec"]
+
+    torch.testing.assert_close(first(0), first(0), rtol=0, atol=0)
+    assert not torch.allclose(first(0), first(1))
