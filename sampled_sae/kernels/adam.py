@@ -31,16 +31,18 @@ def moved(w, mean, square, g, now, factor, beta1, beta2, eps, d, CAUTIOUS: tl.co
 
 
 @triton.jit
-def _adam_rows(W, mean, square, copy, G, slot, now, factor, beta1, beta2, eps, d, stride,
-               UNIT: tl.constexpr, CAUTIOUS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _adam_rows(W, mean, square, copy, G, more, slot, now, factor, beta1, beta2, eps, d, stride, rows, width,
+               MORE: tl.constexpr, UNIT: tl.constexpr, CAUTIOUS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     j = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     at, inside = j * d + c, c < d
     w = tl.load(W + at, mask=inside, other=0.0)
     m = tl.load(mean + at, mask=inside, other=0.0)
     s = tl.load(square + at, mask=inside, other=0.0)
-    row = tl.load(slot + j)
-    g = tl.load(G + row.to(tl.int64) * d + c, mask=c < tl.where(row >= 0, d, 0), other=0.0)
+    row = tl.load(slot + j).to(tl.int64)
+    g = tl.load(G + row * width + c, mask=c < tl.where((row >= 0) & (row < rows), d, 0), other=0.0)
+    if MORE:
+        g += tl.load(more + (row - rows) * stride + c, mask=c < tl.where(row >= rows, d, 0), other=0.0)
     if UNIT:
         g -= tl.sum(g * w) * w
     w, m, s = moved(w, m, s, g, now, factor, beta1, beta2, eps, d, CAUTIOUS)
@@ -89,8 +91,9 @@ class FusedAdam:
         """Gradient rows of both matrices and of b_enc, gradient of b_dec [d] -> gradient norm before it is scaled."""
         norm = (rows.energy + b_dec.square().sum()).clamp_min(0).sqrt()
         self.rate[2].copy_(gradient_factor(norm, self.parameters, self.config))
-        self._rows("W_enc", self.W_enc, rows.W_enc, rows.slot, unit=False)
-        self._rows("W_dec", self.W_dec, rows.W_dec, rows.slot, unit=True)
+        more = rows.more or (None, None)
+        self._rows("W_enc", self.W_enc, rows.W_enc, more[0], rows.slot, unit=False)
+        self._rows("W_dec", self.W_dec, rows.W_dec, more[1], rows.slot, unit=True)
         self._vector("b_enc", rows.b_enc)
         self._vector("b_dec", b_dec)
         return norm
@@ -99,8 +102,9 @@ class FusedAdam:
         factor = float(getattr(self.config.rates, name))
         return self.rate, factor, self.config.beta1, self.config.beta2, self.config.eps
 
-    def _rows(self, name: str, copy: Tensor, G: Tensor, slot: Tensor, unit: bool) -> None:
-        """Update a matrix [m, d] by the gradient rows G [rows, d]; `slot` [m] is each latent's row (-1: zero gradient).
+    def _rows(self, name: str, copy: Tensor, G: Tensor, more: Tensor | None, slot: Tensor, unit: bool) -> None:
+        """Update a matrix [m, d] by the gradient rows G [rows, d or more], then those of `more` [n, stride]; `slot` [m]
+        is each latent's row (-1: zero gradient).
 
         With `unit`, the gradient's part along the matrix's unit rows is removed before, and rows are scaled to norm 1
         after. `copy` [m, stride] gets the new weights in its own type.
@@ -109,8 +113,9 @@ class FusedAdam:
         m, d = W.shape
         block = triton.next_power_of_2(d)
         _adam_rows[(m,)](
-            W, *moments, copy, G, slot, *self._numbers(name), d, copy.shape[1],
-            UNIT=unit, CAUTIOUS=self.config.cautious, BLOCK=block, num_warps=4 if block <= 2048 else 8,
+            W, *moments, copy, G, G if more is None else more, slot, *self._numbers(name), d, copy.shape[1], *G.shape,
+            MORE=more is not None, UNIT=unit, CAUTIOUS=self.config.cautious, BLOCK=block,
+            num_warps=4 if block <= 2048 else 8,
         )  # fmt: skip
 
     def _vector(self, name: str, G: Tensor) -> None:

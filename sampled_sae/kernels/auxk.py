@@ -45,9 +45,7 @@ class LatentRows(NamedTuple):
     W_dec: Tensor
     """[n, stride]."""
     b_enc: Tensor
-    """[n]."""
-    through_encoder: Tensor
-    """[d]: the part of b_dec's gradient that comes through their encoders, to be subtracted."""
+    """[parts, n], to be summed."""
 
 
 @cache
@@ -105,7 +103,7 @@ class DeadPass:
             share = Share(squares, self.any_dead(), len(self.copies.W_enc), self.config.alpha)
             losses = remaining_error_(after, out, scale, self.explained(), share, self.d)
             torch.mm(after, self.dec.T, out=on_f)
-            self.rows = latent_rows(self.both, self.sides, self.enc, self.d)
+            self.rows = latent_rows(self.both, self.sides)
             self.loss = losses.sum()
 
     def join(self) -> tuple[LatentRows, Tensor]:
@@ -119,16 +117,16 @@ Pair = Tensor | tuple[Tensor, Tensor]
 """Two matrices of a shape; as one tensor where they lie together, so that one product takes both."""
 
 
-def latent_rows(both: Pair, sides: Pair, enc: Tensor, d: int) -> LatentRows:
+def latent_rows(both: Pair, sides: Pair) -> LatentRows:
     """Gradients of n latents, from their codes [B, n] and the gradients of these (set to 0 where a code is), the
-    gradient of the reconstruction and the batch [B, stride], encoder rows [n, stride]."""
+    gradient of the reconstruction and the batch [B, stride]."""
     (f, on_f), (out, x) = both, sides
     bias = mask_(on_f, f)
     if isinstance(both, Tensor) and isinstance(sides, Tensor) and both.is_cuda and TOGETHER:
         W_dec, W_enc = torch.bmm(both.transpose(1, 2), sides, out_dtype=torch.float32)
     else:
         W_dec, W_enc = product(f.T, out), product(on_f.T, x)
-    return LatentRows(W_enc, W_dec, bias, weighted_sum(bias, enc)[:d])
+    return LatentRows(W_enc, W_dec, bias)
 
 
 TOGETHER = OUT_DTYPE
@@ -194,27 +192,6 @@ def take_latents(copies: Copies, b_enc: Tensor, latents: Tensor, x: Tensor) -> t
         BLOCK=triton.next_power_of_2(stride), num_warps=4,
     )  # fmt: skip
     return enc, dec, bias
-
-
-@triton.jit
-def _weigh(weights, rows, sums, n, stride, EACH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, EACH, ROWS):
-        i = tl.program_id(0) * EACH + first + tl.arange(0, ROWS)
-        inside = (i < n)[:, None] & (c < stride)[None, :]
-        value = tl.load(rows + i.to(tl.int64)[:, None] * stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        total += tl.sum(value * tl.load(weights + i, mask=i < n, other=0.0)[:, None], axis=0)
-    tl.store(sums + tl.program_id(0) * stride + c, total, mask=c < stride)
-
-
-def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
-    """weights [n] and 16-bit rows [n, stride] -> the sum of the rows times their weights [stride] float32."""
-    n, stride = rows.shape
-    sums = torch.empty(triton.cdiv(n, 64), stride, device=rows.device)
-    grid = (len(sums), triton.cdiv(stride, BLOCK))
-    _weigh[grid](weights, rows, sums, n, stride, EACH=64, ROWS=16, BLOCK=BLOCK, num_warps=WARPS)
-    return sums.sum(0)
 
 
 # ---- the error ------------------------------------------------------------------------------------------

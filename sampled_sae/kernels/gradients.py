@@ -19,41 +19,34 @@ from sampled_sae.method.selection import Outcome
 
 
 @triton.jit
-def _put_rows(from_enc, from_dec, bias, W_dec, latents, first, to_enc, to_dec, slot, b_enc, energy, m, d, stride,
-              BLOCK: tl.constexpr):  # fmt: skip
+def _note_rows(from_enc, from_dec, bias, W_dec, latents, slot, b_enc, energy, first, n, parts, every, m, d, stride,
+               PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     i = tl.program_id(0).to(tl.int64)
     j = tl.load(latents + i)
-    square = 0.0
     if j < m:
-        to = tl.where(first < 0, j, first + i)
         c = tl.arange(0, BLOCK)
-        inside = c < d
-        on_enc = tl.load(from_enc + i * stride + c, mask=inside, other=0.0)
-        on_dec = tl.load(from_dec + i * stride + c, mask=inside, other=0.0)
-        along = tl.sum(on_dec * tl.load(W_dec + j * d + c, mask=inside, other=0.0))
-        tl.store(to_enc + to * d + c, on_enc, mask=inside)
-        tl.store(to_dec + to * d + c, on_dec, mask=inside)
-        tl.store(slot + j, to.to(tl.int32))
-        on_bias = tl.load(bias + i)
+        on_enc = tl.load(from_enc + i * stride + c, mask=c < d, other=0.0)
+        on_dec = tl.load(from_dec + i * stride + c, mask=c < d, other=0.0)
+        along = tl.sum(on_dec * tl.load(W_dec + j * d + c, mask=c < d, other=0.0))
+        part = tl.arange(0, PARTS)
+        on_bias = tl.sum(tl.load(bias + part * n + i, mask=part < parts, other=0.0))
+        tl.store(slot + j, (first + i).to(tl.int32))
         tl.store(b_enc + j, on_bias)
-        square = tl.sum(on_enc * on_enc) + tl.sum(on_dec * on_dec) - along * along + on_bias * on_bias
-    tl.store(energy + i, square)
+        tl.store(energy + j * every, tl.sum(on_enc * on_enc + on_dec * on_dec) - along * along + on_bias * on_bias)
 
 
-def put_rows_(found: LatentRows, W_dec: Tensor, latents: Tensor, into: Rows, first: int) -> Tensor:
-    """Put the gradients of the latents [n] (m: an empty slot) among others, which have none of these latents.
+def note_rows_(found: LatentRows, W_dec: Tensor, latents: Tensor, into: Rows, first: int) -> None:
+    """Note in `into` where the rows of the latents [n] (m: an empty slot) are: one after the other from row `first` on.
 
-    Their rows come one after the other from row `first` on, or each is its latent's own row if `first` is negative.
-    Returns their squared norm without the decoder's part along its unit rows W_dec [m, d].
+    Their biases and squared norms are put there too; nothing else has any of these latents. W_dec [m, d] has unit rows.
     """
-    m, d = W_dec.shape
-    energy = torch.empty(len(latents), device=W_dec.device)
+    (m, d), (parts, n) = W_dec.shape, found.b_enc.shape
     block = triton.next_power_of_2(d)
-    _put_rows[(len(latents),)](
-        found.W_enc, found.W_dec, found.b_enc, W_dec, latents, first, into.W_enc, into.W_dec, into.slot, into.b_enc,
-        energy, m, d, found.W_enc.shape[1], BLOCK=block, num_warps=4 if block <= 2048 else 8,
+    _note_rows[(n,)](
+        found.W_enc, found.W_dec, found.b_enc, W_dec, latents, into.slot, into.b_enc, into.energy, first, n, parts,
+        into.energy.shape[1], m, d, found.W_enc.shape[1], PARTS=triton.next_power_of_2(parts), BLOCK=block,
+        num_warps=4 if block <= 2048 else 8,
     )  # fmt: skip
-    return energy.sum()
 
 
 class KeptCodes(NamedTuple):
@@ -94,7 +87,9 @@ class RowGradients(NamedTuple):
         """With all rows: for tests."""
         there = (self.rows.slot >= 0)[:, None]
         row = self.rows.slot.clamp_min(0).long()
-        W_enc, W_dec = (torch.where(there, G[row], 0) for G in (self.rows.W_enc, self.rows.W_dec))
+        d, more = len(self.b_dec), self.rows.more or (self.rows.W_enc[:0], self.rows.W_dec[:0])
+        both = zip((self.rows.W_enc, self.rows.W_dec), more, strict=True)
+        W_enc, W_dec = (torch.where(there, torch.cat([G[:, :d], rest[:, :d]])[row], 0) for G, rest in both)
         return Parameters(W_enc, self.rows.b_enc, W_dec, self.b_dec)
 
 
@@ -107,8 +102,8 @@ class Pass(NamedTuple):
     """Its mean over the nested prefixes."""
     on_b_dec: Tensor
     """[d], without what comes through the encoder ..."""
-    through_encoder: Tensor
-    """[d]: ... which is to be subtracted."""
+    through_encoder: Tensor | None
+    """[d]: ... which is to be subtracted. None if it is to be computed from all latents."""
 
 
 def loss_and_gradients(
@@ -128,20 +123,38 @@ def loss_and_gradients(
         done = sparse_pass(copies, codes, errors, beside, x.shape[1])
     else:
         done = _pool_pass(x, weights, copies, codes, beside)
-    done, loss, auxiliary = finished(done, weights, dead, beside, len(x), auxk)
-    gradients = RowGradients(done.rows, done.on_b_dec - done.through_encoder)
+    done, through_encoder, loss, auxiliary = finished(done, weights, copies, dead, beside, len(x), auxk)
+    gradients = RowGradients(done.rows, done.on_b_dec - through_encoder)
     return Outcome(gradients, loss, done.squared_error, auxiliary)
 
 
 def finished(
-    done: Pass, weights: Parameters, dead: Tensor | None, beside: DeadPass | None, tokens: int, auxk: AuxKConfig
-) -> tuple[Pass, Tensor, Tensor]:
-    """The pass with AuxK's gradients, the loss, and AuxK's."""
-    auxiliary = torch.zeros((), device=weights.b_dec.device)
+    done: Pass,
+    weights: Parameters,
+    copies: Copies,
+    dead: Tensor | None,
+    beside: DeadPass | None,
+    tokens: int,
+    auxk: AuxKConfig,
+) -> tuple[Pass, Tensor, Tensor, Tensor]:
+    """The pass with AuxK's gradients, b_dec's part through the encoder, the loss, and AuxK's."""
+    rows, through, auxiliary = done.rows, done.through_encoder, torch.zeros((), device=weights.b_dec.device)
     if beside is not None and dead is not None:
+        # A dead latent did not fire on this batch, so it has no gradient yet: nothing is added to another's.
         found, auxiliary = beside.join()
-        done = _with_dead(done, found, weights, dead)
-    return done, torch.add(done.mean_squared_error / tokens, auxiliary, alpha=auxk.alpha), auxiliary
+        note_rows_(found, weights.W_dec, dead, rows, len(rows.W_enc))
+        rows = rows._replace(more=(found.W_enc, found.W_dec))
+        if through is not None:
+            through = through + _through_encoder(found.b_enc.sum(0), beside.enc, len(through))
+    if through is None:
+        through = _through_encoder(rows.b_enc, copies.W_enc, len(weights.b_dec))
+    done = done._replace(rows=rows._replace(energy=rows.energy.sum()))
+    return done, through, torch.add(done.mean_squared_error / tokens, auxiliary, alpha=auxk.alpha), auxiliary
+
+
+def _through_encoder(b_enc: Tensor, W_enc: Tensor, d: int) -> Tensor:
+    """Gradients of biases [n], encoder rows [n, stride] -> what b_dec [d] gets through these, to be subtracted."""
+    return product(b_enc.to(W_enc.dtype)[None], W_enc)[0, :d]
 
 
 def sparse_pass(
@@ -161,8 +174,7 @@ def sparse_pass(
         beside.follow(by_prefix[:, -1], last, codes.scale)
     on_value = value_gradient(out, copies.W_dec, codes.latent, segments.list, d)
     rows = gradient_rows(copies.x, out, codes.groups, on_value, d, into)
-    through_encoder = product(rows.b_enc.to(out.dtype)[None], copies.W_enc)[0, :d]
-    return Pass(rows, errors.last, errors.mean, total[:d], through_encoder)
+    return Pass(rows, errors.last, errors.mean, total[:d], None)
 
 
 def _pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes, beside: DeadPass | None) -> Pass:
@@ -176,29 +188,9 @@ def _pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes,
     total = out.sum(0, dtype=torch.float32)
     if beside is not None:
         beside.follow(out, total, scale)
-    found = latent_rows((codes.f, out @ dec.T), (out, copies.x), rows_of(copies.W_enc, latents), d)
-    G_enc, G_dec = torch.empty(len(latents), d, device=x.device), torch.empty(len(latents), d, device=x.device)
+    found = latent_rows((codes.f, out @ dec.T), (out, copies.x))
     slot = torch.full((m,), -1, dtype=torch.int32, device=x.device)
-    rows = Rows(G_enc, G_dec, slot, torch.zeros(m, device=x.device), torch.zeros((), device=x.device))
-    done = Pass(rows, energy, energy, total[:d], torch.zeros_like(total[:d]))
-    return _with_rows(done, found, weights, latents, first=0)
-
-
-def _with_dead(done: Pass, found: LatentRows, weights: Parameters, dead: Tensor) -> Pass:
-    """Add AuxK's gradients of the dead latents [n] (m: an empty slot).
-
-    A dead latent did not fire on this batch, so it has no gradient yet: its rows are put, not added.
-    """
-    rows, first = done.rows, -1
-    if len(rows.W_enc) < len(rows.slot):  # a small pool's rows: the dead come behind them
-        first = len(rows.W_enc)
-        more = rows.W_enc.new_empty(len(dead), rows.W_enc.shape[1])
-        rows = rows._replace(W_enc=torch.cat([rows.W_enc, more]), W_dec=torch.cat([rows.W_dec, more]))
-    return _with_rows(done._replace(rows=rows), found, weights, dead, first)
-
-
-def _with_rows(done: Pass, found: LatentRows, weights: Parameters, latents: Tensor, first: int) -> Pass:
-    """Put the gradients of the latents [n] into the rows from `first` on, or into their own if it is negative."""
-    energy = put_rows_(found, weights.W_dec, latents, done.rows, first)
-    rows = done.rows._replace(energy=done.rows.energy + energy)
-    return done._replace(rows=rows, through_encoder=done.through_encoder + found.through_encoder)
+    rows = Rows(found.W_enc, found.W_dec, slot, torch.zeros(m, device=x.device), torch.zeros(m, 1, device=x.device))
+    note_rows_(found, weights.W_dec, latents, rows, first=0)
+    through_encoder = _through_encoder(found.b_enc.sum(0), rows_of(copies.W_enc, latents), d)
+    return Pass(rows, energy, energy, total[:d], through_encoder)

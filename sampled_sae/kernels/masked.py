@@ -11,42 +11,59 @@ from sampled_sae.kernels.select import cut_into_blocks, cut_rows
 
 WHOLE_ROWS = 2**14
 """Latents of which a program holds a token's row in its registers."""
-PER_WARP = 2**11
+PER_WARP = 2**10
 """Values of such a row for each warp."""
 
 
 @triton.jit
+def _as_float(bits):
+    return (bits << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _reach(value, a, b):
-    """How many of up to 2^15 values reach a and b: two counts in one sum, because each sum waits for all threads."""
-    counts = tl.sum((value >= a).to(tl.int32) + ((value >= b).to(tl.int32) << 16))
+    """How many of up to 2^15 values [up to 64, n] reach a and b, in bits: two counts in one sum, because each sum waits
+    for all threads. A GPU compares floats at twice the speed of integers, and adds them beside.
+    """
+    from_a = tl.sum(tl.where(value >= _as_float(a), 1.0, 0.0), axis=0)
+    from_b = tl.sum(tl.where(value >= _as_float(b), 1.0, 0.0), axis=0)
+    # From 2^23 on, a float's last bits are its value as an integer.
+    counts = tl.sum((from_a + (from_b * 65536.0 + 8388608.0)).to(tl.int32, bitcast=True) - 0x4B000000)
     return counts & 0xFFFF, counts >> 16
 
 
 @triton.jit
-def _cut_whole_rows(bits, width, keep, BLOCK: tl.constexpr):
+def _cut_whole_rows(bits, width, keep, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     """Keep the `keep` largest positive values of a row and set the others to 0; ties go to the lowest position."""
     row = bits + tl.program_id(0).to(tl.int64) * width
-    c = tl.arange(0, BLOCK)
-    value = tl.load(row + c, mask=c < width, other=-1).to(tl.int32)
+    part, c = tl.arange(0, PARTS)[:, None], tl.arange(0, BLOCK)
+    at = part * BLOCK + c[None, :]
+    read = tl.load(row + at, mask=at < width, other=-1).to(tl.int32)
+    value = _as_float(read)
     # The cut is at `low` or above and below `high`, which `above` values reach: thirds that do not hold it drop out.
-    high = tl.maximum(tl.max(value), 1) + 1
-    a, b = tl.maximum(high - 512, 1), tl.maximum(high - 192, 1)  # factors of 16 and 2.8 below the largest
-    from_a, from_b = _reach(value, a, b)
-    above = tl.where(from_b >= keep, 0, tl.where(from_a >= keep, from_b, tl.where(a > 1, from_a, 0)))
-    low = tl.where(from_b >= keep, b, tl.where(from_a >= keep, a, 1))
-    high = tl.where(from_b >= keep, high, tl.where(from_a >= keep, b, tl.maximum(a, 2)))
+    high = tl.maximum(tl.max(tl.max(read, axis=0)), 1) + 1
+    low, above = tl.minimum(high, 1), 0
+    a, b = tl.maximum(high - 512, 2), tl.maximum(high - 192, 2)  # factors of 16 and 2.8 below the largest
     while high - low > 1:
-        third = (high - low + 1) // 3
-        a = low + third
-        b = tl.maximum(high - third, a)
         from_a, from_b = _reach(value, a, b)
         above = tl.where(from_b >= keep, above, tl.where(from_a >= keep, from_b, from_a))
         high = tl.where(from_b >= keep, high, tl.where(from_a >= keep, b, a))
         low = tl.where(from_b >= keep, b, tl.where(from_a >= keep, a, low))
+        third = (high - low + 1) // 3
+        a = tl.where(low > 1, low + third, 2)  # there may be fewer positive values than wanted
+        b = tl.maximum(high - third, a)
+    # Ties are counted by part; in the part where the last of them is kept, one by one.
+    cut, beyond = _as_float(low), _as_float(low + 1)
+    ties = tl.sum((value == cut).to(tl.int32), axis=1)
+    until = tl.cumsum(ties, 0)
     room = keep - above
-    tie = (value == low).to(tl.int32)
-    kept = (value > low) | ((tie > 0) & (tl.cumsum(tie, 0) <= room))
-    tl.store(row + c, tl.where(kept, value, 0).to(tl.int16), mask=c < width)
+    mixed = tl.sum((until < room).to(tl.int32))
+    room -= tl.sum(tl.where(until < room, ties, 0))
+    again = tl.load(row + mixed * BLOCK + c, mask=mixed * BLOCK + c < width, other=-1).to(tl.int32)
+    floor = tl.where(tl.cumsum((again == low).to(tl.int32), 0) <= room, cut, beyond)
+    floor = tl.where(part == mixed, floor[None, :], tl.where(part < mixed, cut, beyond))
+    kept = tl.where(value >= floor, value.to(tl.int32, bitcast=True) >> 16, 0)
+    tl.store(row + at, kept.to(tl.int16), mask=at < width)
 
 
 def keep_largest_of_rows_(z: Tensor, keep: int) -> None:
@@ -55,9 +72,10 @@ def keep_largest_of_rows_(z: Tensor, keep: int) -> None:
     if width > WHOLE_ROWS:
         cut_rows(cut_into_blocks(z, keep), keep, dense=True)
         return
-    block = max(16, triton.next_power_of_2(width))
-    warps = max(1, min(16, block // PER_WARP))
-    _cut_whole_rows[(tokens,)](z.view(torch.int16), width, keep, BLOCK=block, num_warps=warps)
+    size = max(16, triton.next_power_of_2(width))
+    warps = max(1, min(16, size // PER_WARP))
+    block = min(size, 256 * warps)  # eight values of each thread
+    _cut_whole_rows[(tokens,)](z.view(torch.int16), width, keep, PARTS=size // block, BLOCK=block, num_warps=warps)
 
 
 MASK_ROWS, MASK_AT_ONCE, MASK_BLOCK = 32, 4, 256
@@ -100,14 +118,17 @@ def _sums(f: Tensor, g: Tensor | None) -> Tensor:
         f, f if g is None else g, sums, tokens, width, GRADIENT=g is not None,
         ROWS=MASK_ROWS, AT_ONCE=MASK_AT_ONCE, BLOCK=MASK_BLOCK, num_warps=1,
     )  # fmt: skip
-    return sums.sum(0)
+    return sums
 
 
 def mask_(g: Tensor, f: Tensor) -> Tensor:
-    """Set g [tokens, n] to 0 where f [tokens, n] is not positive, in place; returns its column sums [n] float32."""
+    """Set g [tokens, n] to 0 where f [tokens, n] is not positive, in place.
+
+    Returns parts of its column sums [parts, n] float32.
+    """
     return _sums(f, g)
 
 
 def counts(f: Tensor) -> Tensor:
     """f [tokens, n] -> number of positive values in each column [n] float32."""
-    return _sums(f, None)
+    return _sums(f, None).sum(0)

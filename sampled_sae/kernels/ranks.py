@@ -218,8 +218,10 @@ class DividedPath(FastPath):
         left = Errors(out, energies[-1], energies.mean())
         done = sparse_pass(self._copies(codes), codes, left, beside, d, self.into)
         dead = None if beside is None else beside.dead
-        done, loss, auxiliary = finished(done, self.weights, dead, beside, tokens, self.config.auxk)
-        return Done(done, loss, auxiliary, torch.cat([done.through_encoder, done.rows.energy.view(1)]))
+        done, through_encoder, loss, auxiliary = finished(
+            done, self.weights, self._copies(codes), dead, beside, tokens, self.config.auxk
+        )
+        return Done(done, loss, auxiliary, torch.cat([through_encoder, done.rows.energy.view(1)]))
 
     def _adam(self, done: Done, rest: Tensor) -> Moved:
         own = done.own

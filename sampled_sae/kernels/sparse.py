@@ -284,15 +284,17 @@ class Rows(NamedTuple):
     """Gradients of the two matrices, only the rows that have one."""
 
     W_enc: Tensor
-    """[rows, d]."""
+    """[rows, d or more]."""
     W_dec: Tensor
-    """[rows, d]."""
+    """[rows, d or more]."""
     slot: Tensor
     """[m] int32: a latent's row, -1 if its gradient is zero."""
     b_enc: Tensor
     """[m]."""
     energy: Tensor
-    """Squared norm of all of it, after the part of W_dec along each unit row is taken out."""
+    """Squared norm of all of it, after the part of W_dec along each unit row is taken out; in parts, [m, parts]."""
+    more: tuple[Tensor, Tensor] | None = None
+    """Further rows of both, [n, stride] each."""
 
 
 @triton.jit
@@ -345,4 +347,4 @@ def gradient_rows(
         x, out, groups.token, groups.list, groups.value, on_value, *ends, pieces.before, part_enc, part_dec,
         G_enc, G_dec, slot, bias, energy, d, x.shape[1], PIECE=PIECE, ROWS=4, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
-    return Rows(G_enc, G_dec, slot, bias, energy.sum())
+    return Rows(G_enc, G_dec, slot, bias, energy)

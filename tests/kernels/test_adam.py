@@ -12,12 +12,17 @@ from tests.training.test_optimizer import OPTIMIZERS, M, gradients
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def as_rows(full: Parameters) -> Rows:
-    """The same gradients as rows of the latents that have one, in another order, with junk for the others."""
+def as_rows(full: Parameters, stride: int) -> Rows:
+    """The same gradients as rows of the latents that have one, in another order, with junk for the others; the last
+    few in further rows."""
     there = full.W_enc.any(dim=1).nonzero().squeeze(1).flip(0)
     slot = torch.full((M,), -1, dtype=torch.int32, device=DEVICE)
     slot[there] = torch.arange(len(there), dtype=torch.int32, device=DEVICE)
-    return Rows(full.W_enc[there].contiguous(), full.W_dec[there].contiguous(), slot, full.b_enc, torch.zeros(()))
+    first, last = there[:-3], there[-3:]
+    pad = (0, stride - full.W_enc.shape[1])
+    more = tuple(torch.nn.functional.pad(W[last], pad, value=torch.nan) for W in (full.W_enc, full.W_dec))
+    rows = Rows(full.W_enc[first].contiguous(), full.W_dec[first].contiguous(), slot, full.b_enc, torch.zeros(()))
+    return rows._replace(more=more)
 
 
 @pytest.mark.parametrize("d", [6, 16])
@@ -29,7 +34,7 @@ def test_updates_are_those_of_the_specification(name, d):
     mine, wanted = FusedAdam(weights, config), reference.Adam(weights, config)
     for step in range(6):
         full = Parameters(*(g.float().to(DEVICE) for g in gradients(step, d)))
-        rows = as_rows(full)
+        rows = as_rows(full, mine.W_enc.shape[1])
         along = (full.W_dec * weights.W_dec).sum(1)
         energy = full.W_enc.square().sum() + full.b_enc.square().sum() + full.W_dec.square().sum()
         mine.set_rate(0.01)

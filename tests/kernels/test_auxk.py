@@ -3,7 +3,7 @@ import torch
 
 from sampled_sae.kernels import masked
 from sampled_sae.kernels.auxk import LatentRows, list_latents, slots
-from sampled_sae.kernels.gradients import put_rows_
+from sampled_sae.kernels.gradients import RowGradients, note_rows_
 from sampled_sae.kernels.masked import keep_largest_of_rows_
 from sampled_sae.kernels.path import FastPath
 from sampled_sae.kernels.sparse import Rows
@@ -23,7 +23,7 @@ def reference_cut(z: torch.Tensor, keep: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("limit", [2**14, 0])
-@pytest.mark.parametrize(("width", "keep"), [(40, 7), (300, 64), (300, 300), (64, 1), (41, 7)])
+@pytest.mark.parametrize(("width", "keep"), [(40, 7), (300, 64), (300, 300), (64, 1), (41, 7), (900, 200)])
 def test_the_largest_of_each_row_stay(width, keep, limit, monkeypatch):
     monkeypatch.setattr(masked, "WHOLE_ROWS", limit)  # 0: rows that are too wide for the registers
     generator = torch.Generator().manual_seed(width)
@@ -79,9 +79,8 @@ def test_auxk_adds_what_the_plain_path_adds(share):
         assert distance(a - b, wanted) < 0.03, name
 
 
-@pytest.mark.parametrize("first", [-1, 2])
-def test_rows_are_put_where_they_belong(first):
-    m, d, stride, n = 20, 37, 48, 7
+def test_rows_of_the_dead_are_noted():
+    m, d, stride, n, others = 20, 37, 48, 7, 3
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -89,21 +88,23 @@ def test_rows_are_put_where_they_belong(first):
 
     latents = torch.tensor([1, 4, 5, 11, 19, m, m], device=DEVICE)
     W_dec = torch.nn.functional.normalize(random(m, d))
-    found = LatentRows(random(n, stride), random(n, stride), random(n), random(d))
-    into = Rows(
-        random(m, d), random(m, d), torch.full((m,), -1, dtype=torch.int32, device=DEVICE), random(m), random(1)
-    )
-    before = Rows(*(part.clone() for part in into))
-    energy = put_rows_(found, W_dec, latents, into, first)
+    found = LatentRows(random(n, stride), random(n, stride), random(5, n))
+    slot = torch.full((m,), -1, dtype=torch.int32, device=DEVICE)
+    slot[[0, 7, 12]] = torch.arange(others, dtype=torch.int32, device=DEVICE)
+    rows = Rows(random(others, d), random(others, d), slot, random(m), random(m, 2), (found.W_enc, found.W_dec))
+    before = [part.clone() for part in (rows.b_enc, rows.energy)]
+    wanted = RowGradients(rows, random(d)).full()
+    note_rows_(found, W_dec, latents, rows, others)
     there = latents[:5]
-    to = there if first < 0 else first + torch.arange(5, device=DEVICE)
-    enc, dec, bias = found.W_enc[:5, :d], found.W_dec[:5, :d], found.b_enc[:5]
+    enc, dec, bias = found.W_enc[:5, :d], found.W_dec[:5, :d], found.b_enc.sum(0)[:5]
     across = dec - (dec * W_dec[there]).sum(1, keepdim=True) * W_dec[there]
-    assert torch.equal(into.W_enc, before.W_enc.index_copy(0, to, enc))
-    assert torch.equal(into.W_dec, before.W_dec.index_copy(0, to, dec))
-    assert torch.equal(into.slot, before.slot.index_copy(0, there, to.int()))
-    torch.testing.assert_close(into.b_enc, before.b_enc.index_copy(0, there, bias))
-    torch.testing.assert_close(energy, enc.square().sum() + across.square().sum() + bias.square().sum())
+    energy = enc.square().sum(1) + across.square().sum(1) + bias.square()
+    full = RowGradients(rows, random(d)).full()
+    assert torch.equal(full.W_enc, wanted.W_enc.index_copy(0, there, enc))
+    assert torch.equal(full.W_dec, wanted.W_dec.index_copy(0, there, dec))
+    torch.testing.assert_close(rows.b_enc, before[0].index_copy(0, there, bias))
+    before[1][there, 0] = energy
+    torch.testing.assert_close(rows.energy, before[1])
 
 
 def test_room_without_dead_latents_changes_nothing():
