@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from sampled_sae.reporting import palette
@@ -156,13 +157,8 @@ class Sweep(NamedTuple):
 def sweep(ranks: int, link: Link) -> Sweep:
     """Whole SAEs divided over ranks; each rank collects its share of the activations and receives all of them."""
     steps, saes = math.ceil(TOKENS / BATCH), math.ceil(SAES / ranks)
-    runs = {
-        run["name"]: run["ms_a_step"]
-        for run in figures("speed/auxk")["steps"]
-        if run["beside_the_sparse_pass"] in (None, True)
-    }
-    middle = {name: sorted(values)[len(values) // 2] for name, values in runs.items()}
-    extra = (middle["BatchTopK, AuxK with a tenth dead"] - middle["without"]) / 1e3
+    runs = figures("speed/auxk")["current"]
+    extra = (median(runs["BatchTopK, AuxK with a tenth dead"]) - median(runs["without"])) / 1e3
     once = figures("language-models/whole_command")["warm caches"]
     start = sum(once["seconds"][name] for name in ("import", "load the model", "tokenize and hold out"))
     kind = "harvest, compiled" if once["compiled"] else "harvest"  # compiling is part of the start

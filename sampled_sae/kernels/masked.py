@@ -52,7 +52,8 @@ def _cut_whole_rows(bits, width, keep, PARTS: tl.constexpr, BLOCK: tl.constexpr)
         third = (high - low + 1) // 3
         a = tl.where(low > 1, low + third, 2)  # there may be fewer positive values than wanted
         b = tl.maximum(high - third, a)
-    # Ties are counted by part; in the part where the last of them is kept, one by one.
+    # Ties are counted by part; in the part where the last of them is kept, one by one. That part is read again before
+    # any thread writes to it, because the sum along it waits for all of them.
     cut, beyond = _as_float(low), _as_float(low + 1)
     ties = tl.sum((value == cut).to(tl.int32), axis=1)
     until = tl.cumsum(ties, 0)

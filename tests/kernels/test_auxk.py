@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from sampled_sae.kernels.masked import keep_largest_of_rows_
 from sampled_sae.kernels.path import FastPath
 from sampled_sae.kernels.sparse import Rows
 from sampled_sae.method import presets
-from sampled_sae.method.config import AuxKConfig
+from sampled_sae.method.config import AuxKConfig, SAEConfig
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.selection import Dead
 from sampled_sae.training.learner import LOOK_EVERY, Learner
@@ -23,11 +25,13 @@ def reference_cut(z: torch.Tensor, keep: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("limit", [2**14, 0])
-@pytest.mark.parametrize(("width", "keep"), [(40, 7), (300, 64), (300, 300), (64, 1), (41, 7), (900, 200)])
+@pytest.mark.parametrize(
+    ("width", "keep"), [(40, 7), (300, 64), (300, 300), (64, 1), (41, 7), (900, 200), (5000, 384), (16_001, 700)]
+)
 def test_the_largest_of_each_row_stay(width, keep, limit, monkeypatch):
     monkeypatch.setattr(masked, "WHOLE_ROWS", limit)  # 0: rows that are too wide for the registers
     generator = torch.Generator().manual_seed(width)
-    z = torch.randn(12, width, generator=generator).bfloat16()
+    z = torch.randn(14, width, generator=generator).bfloat16()
     z[1] = z[1].abs().round()  # many ties
     z[2], z[3] = -z[2].abs(), torch.nan_to_num(z[3], 0) * 1e-30
     z[4, : width // 2] *= 1e-6  # the cut is far below the largest
@@ -36,6 +40,9 @@ def test_the_largest_of_each_row_stay(width, keep, limit, monkeypatch):
     z[7] = 2 ** torch.linspace(-20, 1, width)  # the cut is any number of factors below the largest
     z[8], z[8, : keep - 1] = 1e-40, 0  # fewer positive values than wanted, or as many
     z[9], z[9, : keep - 1] = 9.2e-41, 3.0
+    z[10], z[10, : width // 2] = 1.0, -1.0  # ties that begin in the middle
+    z[11], z[11, : keep // 2] = 1.0, 2.0
+    z[12] = torch.where(torch.arange(width) % 2 > 0, 0.0, -0.0)
     wanted, z = reference_cut(z, keep), z.to(DEVICE)
     keep_largest_of_rows_(z, keep)
     assert torch.equal(z.cpu(), wanted)
@@ -55,9 +62,10 @@ def test_the_room_for_dead_latents_takes_few_lengths():
     assert len(set(rooms)) < 60 and slots(6554, 65_536) == 6656 and rooms[-1] == 65_536
 
 
-@pytest.mark.parametrize("share", [0.1, 0.6])
-def test_auxk_adds_what_the_plain_path_adds(share):
-    d, config = 32, presets.batchtopk(M, K, auxk=AuxKConfig(k=3))
+@pytest.mark.parametrize("config", [presets.batchtopk(M, K), presets.sampled(M, K, "l2", 5)], ids=["all", "pool"])
+@pytest.mark.parametrize(("d", "share", "k"), [(32, 0.1, 3), (32, 0.6, 3), (37, 1.0, 3), (37, 0.1, 9)])
+def test_auxk_adds_what_the_plain_path_adds(d, share, k, config):
+    config = replace(config, auxk=AuxKConfig(k=k))  # the last: fewer are dead
     weights, x = weights_and_batch(d)
     path = FastPath(weights, config, 10, torch.Generator(DEVICE).manual_seed(0))
     selection = path.select(x, 0, torch.zeros(M, dtype=torch.bool, device=DEVICE))
@@ -117,6 +125,35 @@ def test_room_without_dead_latents_changes_nothing():
     assert float(with_room.auxk) == 0 and torch.equal(with_room.loss, without.loss)
     for a, b in zip(with_room.gradients.full(), without.gradients.full(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_nothing_fires_and_all_are_dead():
+    weights, x = weights_and_batch(37)
+    weights.b_enc.fill_(-50)
+    config = presets.batchtopk(M, K, auxk=AuxKConfig(alpha=0.5))
+    fast, plain = (kind(weights, config, 10, torch.Generator(DEVICE)) for kind in (FastPath, PlainPath))
+    nobody = torch.zeros(M, dtype=torch.bool, device=DEVICE)
+    everybody = torch.arange(M, device=DEVICE)
+    got, wanted = (path.gradients(path.select(x, 0, nobody), everybody) for path in (fast, plain))
+    assert distance(got.auxk, wanted.auxk) < 0.01 and distance(got.loss, wanted.loss) < 0.01
+    *rest, b_dec = got.gradients.full()
+    assert not any(bool(g.any()) for g in rest) and distance(b_dec, wanted.gradients.b_dec) < 0.01
+
+
+def test_saes_of_a_run_keep_their_own_dead_latents():
+    def learner(kind: SAEConfig) -> Learner:
+        found = Learner(replace(kind, auxk=AuxKConfig(dead_after=B)), 19, 10, 0, DEVICE, torch.float32)
+        found.path = FastPath(found.weights, found.config, 10, found.generator)
+        return found
+
+    def trained(*learners: Learner) -> Parameters:
+        for step in range(2):
+            for learner in learners:
+                learner.step(weights_and_batch(19, seed=step)[1], step, measure=False)
+        return learners[0].weights
+
+    one, other = presets.batchtopk(M, K), presets.sampled(M, K, "l2", 5)  # with more dead latents
+    assert all(map(torch.equal, trained(learner(one)), trained(learner(one), learner(other))))
 
 
 def test_there_is_always_room_for_the_dead():

@@ -24,6 +24,7 @@ CONFIGS = {
     "matryoshka": ss.matryoshka(M, K, auxk=AuxKConfig(dead_after=3 * B)),
     "matryoshka in a small pool": ss.sampled(M, K, "l2", 5, prefixes=(40, 200)),
     "small pool": ss.sampled(M, K, "l2", 5),
+    "small pool, auxk": ss.sampled(M, K, "l2", 5, auxk=AuxKConfig(dead_after=3 * B)),
     "random pool": ss.sampled(M, K, "uniform", 4),
     "sampled pool": ss.sampled(M, K, "l2", 5, pick="sample"),
     "memory": ss.sampled(M, K, "l2", 5, memory=0.9),
@@ -55,7 +56,7 @@ def test_a_recorded_step_is_the_launched_one(name):
     assert all(map(torch.equal, launched, recorded))
 
 
-@pytest.mark.parametrize("name", ["batchtopk", "auxk", "random pool"])
+@pytest.mark.parametrize("name", ["batchtopk", "auxk", "small pool, auxk", "random pool"])
 def test_alone_equals_together(name):
     alone, together = after(CONFIGS[name], 16, True), after(CONFIGS[name], 16, True, others=2)
     assert all(map(torch.equal, alone, together))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sampled_sae.kernels.auxk import list_latents
 from sampled_sae.kernels.path import FastPath
 from sampled_sae.method import presets
 from sampled_sae.method.config import (
@@ -16,6 +17,7 @@ from sampled_sae.method.config import (
     Scope,
 )
 from sampled_sae.method.parameters import Parameters, start_parameters
+from sampled_sae.method.selection import Dead
 from sampled_sae.training.learner import Learner
 from sampled_sae.training.step import PlainPath
 from tests import reference
@@ -136,8 +138,9 @@ def test_pools_with_a_memory_are_those_of_the_plain_path():
     assert not torch.equal(pools[0], pools[1])
 
 
+@pytest.mark.parametrize("auxk", [False, True])
 @pytest.mark.parametrize("name", ["batchtopk", "small pool", "matryoshka"])
-def test_updates_are_those_of_the_plain_path(name):
+def test_updates_are_those_of_the_plain_path(name, auxk):
     """The same gradients through the fused pass and through torch's Adam; the state moves from one to the other."""
     config = CONFIGS[name]
     weights, x = weights_and_batch(19)
@@ -146,8 +149,11 @@ def test_updates_are_those_of_the_plain_path(name):
     fast, plain = FastPath(weights, config, 10, generator), PlainPath(others, config, 10, generator)
     for step in range(3):
         selection = fast.select(x, step, torch.zeros(M, dtype=torch.bool, device=DEVICE))
-        gradients = fast.gradients(selection, None).gradients.full()
-        norm = fast.update(selection, None, 0.01).norm
+        silent = ~selection.fired
+        dead = Dead(silent, int(silent.sum()) + 2) if auxk else None
+        numbers = None if dead is None else list_latents(silent, dead.most)
+        gradients = fast.gradients(selection, numbers).gradients.full()
+        norm = fast.update(selection, dead, 0.01).norm
         plain_norm = plain.optimizer.update(gradients, 0.01)
         # The fused pass takes the norm from sums that the gradients' kernels made.
         torch.testing.assert_close(norm, plain_norm, rtol=1e-2, atol=0)
