@@ -10,7 +10,7 @@ from sampled_sae.kernels.masked import keep_largest_of_rows_
 from sampled_sae.kernels.path import FastPath
 from sampled_sae.kernels.sparse import Rows
 from sampled_sae.method import presets
-from sampled_sae.method.config import AuxKConfig, SAEConfig
+from sampled_sae.method.config import AuxKConfig
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.selection import Dead
 from sampled_sae.training.learner import LOOK_EVERY, Learner
@@ -138,22 +138,6 @@ def test_nothing_fires_and_all_are_dead():
     assert distance(got.auxk, wanted.auxk) < 0.01 and distance(got.loss, wanted.loss) < 0.01
     *rest, b_dec = got.gradients.full()
     assert not any(bool(g.any()) for g in rest) and distance(b_dec, wanted.gradients.b_dec) < 0.01
-
-
-def test_saes_of_a_run_keep_their_own_dead_latents():
-    def learner(kind: SAEConfig) -> Learner:
-        found = Learner(replace(kind, auxk=AuxKConfig(dead_after=B)), 19, 10, 0, DEVICE, torch.float32)
-        found.path = FastPath(found.weights, found.config, 10, found.generator)
-        return found
-
-    def trained(*learners: Learner) -> Parameters:
-        for step in range(2):
-            for learner in learners:
-                learner.step(weights_and_batch(19, seed=step)[1], step, measure=False)
-        return learners[0].weights
-
-    one, other = presets.batchtopk(M, K), presets.sampled(M, K, "l2", 5)  # with more dead latents
-    assert all(map(torch.equal, trained(learner(one)), trained(learner(one), learner(other))))
 
 
 def test_there_is_always_room_for_the_dead():
