@@ -26,12 +26,14 @@ from sampled_sae.config import (
     require,
 )
 
+AtLeastOne = Annotated[float, Bound("must be a number of at least 1", lambda l: 1 <= l < 1e18)]
+
 
 @dataclass(frozen=True, slots=True)
 class Multiplier(Config):
     """A pool of floor(K * l) latents, as in the paper."""
 
-    l: Annotated[float, Bound("must be a number of at least 1", lambda l: 1 <= l < 1e18)]
+    l: AtLeastOne
     """The pool multiplier; l >= d_sae/K is BatchTopK."""
 
     def latents(self, k: int, d_sae: int) -> int:
@@ -172,6 +174,9 @@ class PoolConfig(Config):
     """Steps between two draws of the pool; the paper draws one for every batch."""
     memory: ShareBelowOne | None = None
     """Decay of a moving average of the score over batches, which then ranks the latents. Default: no memory."""
+    inference_size: AtLeastOne | None = None
+    """Latents that can fire at inference, as a multiple of the pool's size: those that were in the pool most often in
+    the last tenth of the steps. Default: all latents."""
 
     def check(self) -> None:
         grouped = self.scope.tokens is not None or (self.scope.until < 1 and self.scope.then is not None)
@@ -341,6 +346,11 @@ class SAEConfig(Config):
         """Number of candidate latents at `step` (from 0) of `steps`."""
         start = self.pool.size.latents(self.k, self.d_sae)
         return self.pool.schedule.size(start, self.d_sae, step / steps)
+
+    def open_at_inference(self) -> int:
+        """Number of latents that can fire at inference."""
+        share = self.pool.inference_size
+        return self.d_sae if share is None else min(self.d_sae, math.floor(share * self.pool_size_at(1, 1) + 1e-9))
 
     @property
     def holds_all(self) -> bool:

@@ -94,12 +94,14 @@ def sampled(
     l: float = 5,
     pick: Literal["top", "sample"] = "top",
     memory: float | None = None,
+    inference_size: float | None = None,
     *,
     lr: float | None = None,
     **settings: Any,
 ) -> SAEConfig:
     """The paper's Sampled-SAE: BatchTopK within the floor(k * l) latents with the highest score."""
-    return _made(d_sae, k, PoolConfig(score=score, size=Multiplier(l), pick=pick, memory=memory), lr, settings)
+    pool = PoolConfig(score=score, size=Multiplier(l), pick=pick, memory=memory, inference_size=inference_size)
+    return _made(d_sae, k, pool, lr, settings)
 
 
 @preset
@@ -264,6 +266,8 @@ def label(config: SAEConfig) -> str:
         words.append(f"memory{pool.memory:g}")
     if pool.pick == "sample":
         words.append("sampled")
+    if pool.inference_size is not None:
+        words.append(f"open{pool.inference_size:g}")
     if pool.refresh > 1:
         words.append(f"every{pool.refresh}")
     if config.cut == "token":

@@ -220,6 +220,7 @@ def _kind(sae: Saved) -> tuple[str, str, float | None]:
         return schedule, shown(label), None
     group = str(pool.get("score")) + (",pick=sample" if pool.get("pick") == "sample" else "")
     group += f",memory={config.pool.memory:g}" if config.pool.memory is not None else ""
+    group += f",inference_size={config.pool.inference_size:g}" if config.pool.inference_size is not None else ""
     return shown(group), shown(label), number(size.get("l"))
 
 

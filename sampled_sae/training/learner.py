@@ -14,7 +14,7 @@ from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.latents import WHOLE, Shard, check_divided
 from sampled_sae.method.parameters import JumpReLUParameters, Parameters, Weights, fit_to_batch_, start_parameters
-from sampled_sae.method.pools import churn
+from sampled_sae.method.pools import churn, highest
 from sampled_sae.method.rate import encoder_scale, with_lr
 from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Dead, Selection
@@ -145,6 +145,7 @@ class Learner:
         self.threshold = torch.full((), torch.nan, dtype=torch.float32, device=device)
         self.pool = torch.zeros(m, dtype=torch.bool, device=device)
         self.ever_pooled = torch.zeros(m, dtype=torch.bool, device=device)
+        self.last_pools = None if config.open_at_inference() == m else torch.zeros(m, dtype=torch.long, device=device)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -161,6 +162,8 @@ class Learner:
         pool_churn = churn(selection.pool, self.pool) if measure else None
         self.pool.copy_(selection.pool)
         self.ever_pooled |= selection.pool
+        if self.last_pools is not None and step >= int(LAST_POOLS * self.steps):
+            self.last_pools += selection.pool
         self._average_threshold(selection, step)
         dead = self._count(selection, len(x), step)
         lr = learning_rate(config.optimizer, step - self.extends, self.steps - self.extends)
@@ -187,6 +190,13 @@ class Learner:
     def dead_share(self) -> Tensor:
         """Share of all latents that are dead."""
         return self.shard.count(self.dead().sum()) / self.config.d_sae
+
+    def closed(self) -> Tensor | None:
+        """[d_sae] bool: latents that cannot fire at inference, of this rank's; None: all can, or no pool counts yet."""
+        if self.last_pools is None or not bool(self.last_pools.any()):
+            return None
+        open_ = highest(self.last_pools[None], self.config.open_at_inference())[0]
+        return ~open_[self.shard.own(self.config.d_sae)]
 
     def _average_threshold(self, selection: Selection, step: int) -> None:
         config = self.config.threshold
@@ -247,7 +257,8 @@ class Learner:
             "memory": self.config.pool.memory is not None,
             "score": "state" in get_score(self.config.pool.score).takes,
         }
-        return {f"pool.{name}": value for name, value in self.path.pool_state._asdict().items() if used[name]}
+        counts = {} if self.last_pools is None else {"pool.last": self.last_pools}
+        return counts | {f"pool.{name}": value for name, value in self.path.pool_state._asdict().items() if used[name]}
 
     def sae(self) -> SAE:
         """A copy of the SAE as it is now, in the units of the training input, with its threshold as it is now.
@@ -271,6 +282,8 @@ class Learner:
         else:
             sae.threshold_ema.copy_(self.threshold)
             sae.threshold.copy_(self.threshold.nan_to_num(0.0))
+            if (closed := self.closed()) is not None:
+                sae.threshold = torch.where(closed, CLOSED, sae.threshold)
         return sae
 
     @torch.no_grad()
@@ -309,6 +322,10 @@ class Learner:
         )
 
 
+CLOSED = 1e30
+"""Threshold of a latent that cannot fire: finite, because saved tensors are."""
+LAST_POOLS = 0.9
+"""Share of the steps after which pools count for the latents that are open at inference."""
 AT_ONCE = 2**24
 """Numbers that ranks exchange at once when they join their parts of an SAE."""
 _COUNTERS = ("tokens_since_fired", "threshold", "pool", "ever_pooled")

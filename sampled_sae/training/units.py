@@ -12,7 +12,7 @@ from torch import Tensor
 from sampled_sae.data.stream import ActivationStream, bad_value
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import by_threshold, calibrated_threshold
-from sampled_sae.training.learner import Learner
+from sampled_sae.training.learner import CLOSED, Learner
 from sampled_sae.training.settings import InputNorm
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.system import git_commit, versions
@@ -75,8 +75,13 @@ def finished(
     """
     part, ranks, measured = learner.part().rescale_(scale), learner.shard.ranks, None
     if len(heldout):
+        if (closed := learner.closed()) is not None:
+            part.threshold = torch.where(closed, CLOSED, 1.0)
         theta = calibrated_threshold(part, heldout, learner.config.k, batch_size, ranks)
-        part.threshold.mul_(theta) if part.threshold.ndim else part.threshold.fill_(theta)
+        if closed is not None:
+            part.threshold = torch.where(closed, CLOSED, theta)
+        else:
+            part.threshold.mul_(theta) if part.threshold.ndim else part.threshold.fill_(theta)
         measured = by_threshold(part, heldout, batch_size=batch_size, ranks=ranks)
     sae = learner.joined(part)
     sae.cfg.metadata.update(stream)

@@ -30,7 +30,9 @@ def test_specs_are_presets_with_grids_of_parameters():
     assert parse_methods(["sampled:pick=sample"], d_sae=48, k=4, seeds=(1, 2)) == [
         ss.sampled(48, 4, pick="sample", seed=seed) for seed in (1, 2)
     ]
-    assert set(parameters("sampled")) == {"d_sae", "k", "score", "l", "pick", "memory", "lr", "prefixes"}
+    assert set(parameters("sampled")) == {
+        *("d_sae", "k", "score", "l", "pick", "memory", "inference_size", "lr", "prefixes")
+    }
 
 
 def test_nested_prefixes_are_shares_or_widths_of_any_preset():
@@ -112,6 +114,7 @@ def test_the_help_of_the_command_line_names_every_method():
         ("topk_then_batchtopk", "topk_then_batchtopk"),
         ("sampled", "sampled:score=l2,l=5"),
         ("sampled:score=entropy,l=2.5,pick=sample,memory=0.9", "sampled:score=entropy,l=2.5,pick=sample,memory=0.9"),
+        ("sampled:inference_size=1.5", "sampled:score=l2,l=5,inference_size=1.5"),
         ("released:score=uniform,fraction=0.75", "released:fraction=0.75"),
         ("annealed:until=0.5", "annealed:until=0.5"),
         ("jumprelu:bandwidth=2", "jumprelu:bandwidth=2"),

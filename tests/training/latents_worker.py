@@ -36,6 +36,7 @@ CASES: dict[str, SAEConfig] = {
     "input": ss.sampled(M, K, score="preactivation_l2", l=4, **SHORT),
     "gate": ss.sampled(M, K, score="gate", l=4, pick="sample", **SHORT),
     "memory": ss.sampled(M, K, score="l2", l=4, memory=0.9, **SHORT),
+    "inference size": ss.sampled(M, K, score="uniform", l=4, inference_size=1.5, **SHORT),
     "pools of groups": SAEConfig(M, K, GROUPS, **SHORT),
     "rows of a pool": SAEConfig(M, K, PoolConfig("l2", Size(20)), cut="token", **SHORT),
     "auxk": ss.batchtopk(M, K, auxk=DYING),

@@ -7,7 +7,8 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae.method.config import Annealed, AuxKConfig, Fraction, InitConfig, PoolConfig, SAEConfig
-from sampled_sae.training.learner import METRICS, Learner, Stats
+from sampled_sae.training.learner import CLOSED, METRICS, Learner, Stats
+from sampled_sae.training.run import Callback
 from tests.small_runs import same_weights
 
 
@@ -95,6 +96,7 @@ RESUMED = {
     "jumprelu": ss.jumprelu(48, 4),
     "memory": ss.sampled(48, 4, l=3, memory=0.9, pick="sample"),
     "gate": ss.sampled(48, 4, "gate", l=3),
+    "inference_size": ss.sampled(48, 4, "uniform", l=3, inference_size=1.5),
 }
 
 
@@ -112,7 +114,7 @@ def test_a_learner_continues_bit_for_bit_from_its_state(activations, name):
 
     whole = new()
     run(whole, 0, 20)
-    for stop in (1, 7, 13):
+    for stop in (1, 7, 13, 19):
         begun, resumed = new(), new()
         run(begun, 0, stop)
         resumed.load_state({name: value.clone() for name, value in begun.state().items()})
@@ -132,6 +134,32 @@ def test_a_pool_with_a_memory_follows_the_average_of_the_scores(activations):
         average = 0.75 * average + 0.25 * q
         assert set(average.topk(12).indices.tolist()) == set(learner.pool.nonzero()[:, 0].tolist())
     torch.testing.assert_close(learner.path.pool_state.memory, average)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 12), (2.5, 30), (4, 48)])
+def test_latents_most_often_in_the_last_pools_are_open_at_inference(activations, tmp_path, size, count):
+    pools = []
+
+    class Recorder(Callback):
+        def on_step(self, run, learner, step, stats):
+            pools.append(learner.pool.clone())
+
+    def train(size: float | None) -> ss.SAE:
+        config = ss.sampled(48, 4, "uniform", l=3, inference_size=size)
+        return ss.train(activations, config, steps=50, batch_size=200, callbacks=[Recorder()], progress=False)
+
+    sae, plain = train(size), train(None)
+    assert same_weights(sae, plain) or count < 48  # nothing is closed if all latents are open
+    assert torch.equal(sae.W_enc, plain.W_enc) and torch.equal(sae.W_dec, plain.W_dec)
+    if count < 48:
+        order = torch.stack(pools[45:50]).sum(0).sort(descending=True, stable=True).indices
+        is_open = sae.threshold < CLOSED
+        assert set(is_open.nonzero()[:, 0].tolist()) == set(order[:count].tolist())
+        assert len(sae.threshold.unique()) == 2 and sae.threshold.min() < plain.threshold
+        fired = ss.SAE.load(sae.save(tmp_path / "sae")).encode(activations) > 0
+        most = float((sae.pre_activations(activations)[:, is_open] > 0).sum() / len(fired))
+        assert not fired[:, ~is_open].any()
+        assert float(fired.sum() / len(fired)) == pytest.approx(min(4, most), rel=0.1)
 
 
 def test_a_latent_that_is_worth_more_keeps_its_place_in_a_gated_pool(activations):
