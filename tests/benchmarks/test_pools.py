@@ -48,11 +48,12 @@ def test_the_page_has_the_table_of_the_data(runs):
 
 def test_turnover_of_the_pool_goes_with_the_failure_at_the_threshold(runs):
     """What the page says: scores without a scale exchange their pools and fail; one kept pool does not."""
-    assert {one["method"] for one in runs} == set(pools.METHODS)
-    for one in runs:
+    repeated = json.loads(DATA.read_text(encoding="utf-8"))["repeated"]
+    assert {one["method"] for one in runs} == {one["method"] for one in repeated} == set(pools.METHODS)
+    for one in [*runs, *repeated]:
         lost = one["threshold"]["fvu"] / one["trained"]["fvu"]
         if one["method"] in ("batchtopk", "l1", "l2", "prefix", "prefix-no-auxk", "entropy-once"):
             assert lost < 1.01 and (one["pool"] == 4096 or one["ever_pooled"] <= 6 * one["pool"])
         else:
             assert lost > 1.5 and one["ever_pooled"] > 6 * one["pool"] and one["firings"]["outside_pool"] > 0.5
-        assert one["remedies"]["inference_size_1"]["fvu"] <= 1.02 * one["trained"]["fvu"]
+        assert one["remedies"]["inference_size_1"]["fvu"] <= 1.04 * one["trained"]["fvu"]
