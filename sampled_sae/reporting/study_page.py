@@ -28,7 +28,7 @@ from sampled_sae.reporting.study_synthetic import synthetic_table
 from sampled_sae.reporting.tables import markdown
 from sampled_sae.utils.files import read_text, write_text
 from sampled_sae.utils.measures import Cell, Column, Stat, Table, form
-from sampled_sae.utils.paired import Key
+from sampled_sae.utils.paired import Key, Verdict
 
 FRESH = (3, 4)  # seeds that no choice has seen
 NEUTRAL = {
@@ -165,14 +165,16 @@ def answer(
     counted = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by.items() if names)
     seeds = sorted({row.run.seed for row in results.rows if row.measure == "core" and row.run.setting == first})
     saes = len({row.run for row in results.rows if row.measure != "rate"})
+    where = ", ".join(f"{setting} ({results.models[setting]})" for setting in results.settings)
     return "\n".join(
         [
             f"1. **Should I use Sampled-SAE?** {use}",
             f"2. **Which method instead?** {' '.join(_best_method(results, setting) for setting in results.goals)}",
             f"3. **What does it cost?** {_cost(results, first)}",
             f"4. **Which claims of the paper hold?** {counted}.",
-            f"5. **What is this based on?** {saes} SAEs in {', '.join(results.settings)}; seeds in {first}: "
-            f"{', '.join(map(str, seeds)) or 'none'}. Everything else of the protocol was not run yet or is undecided.",
+            f"5. **What is this based on?** {saes} SAEs in {where}; seeds in {first}: "
+            f"{', '.join(map(str, seeds)) or 'none'}. Undecided, because the difference is below what can be detected: "
+            f"{_undecided(results)}. What was not run is listed under Deviations in the protocol.",
         ]
     )
 
@@ -184,20 +186,34 @@ def _verdict_on_the_family(results: Results, setting: str, roles: Mapping[str, s
     if winners := reached(results, variants, baselines):
         return f"Yes: {', '.join(winners)} reach the goal in {where}."
     parts = [_lost_and_won(results, setting, variants) for setting in results.goals]
-    return f"Not shown: none of {len(variants)} variants reaches the goal in {where}. {' '.join(parts)}"
+    return f"No reason so far: none of {len(variants)} variants reaches the goal in {where}. {' '.join(parts)}"
 
 
 def _lost_and_won(results: Results, setting: str, variants: Sequence[str]) -> str:
     """What variants with several seeds lose and win against the base in the goal's metrics."""
-    several = [name for name in results.repeated(setting) if name in variants]
-    found = {(n, m): it[1] for n in several for m in GOAL if (it := results.difference(setting, n, BASE, m))}
-    lost = sum(verdict == "worse" for (_, metric), verdict in found.items() if metric == "fvu")
-    won = [f"{name} in {METRICS[metric].title}" for (name, metric), verdict in found.items() if verdict == "better"]
-    open_ = sum(verdict == "undecided" for verdict in found.values())
-    return (
-        f"In {setting}, {lost} of {len(several)} with several seeds have a higher FVU than {BASE}; better than {BASE}: "
-        f"{', '.join(won) or 'none in any metric of the goal'}; {open_} of {len(found)} comparisons are undecided."
-    )
+    found = {name: _against_base(results, setting, name) for name in results.repeated(setting) if name in variants}
+    lost = sum(verdicts.get("fvu") == "worse" for verdicts in found.values())
+    won = {n: [METRICS[m].title for m, it in own.items() if it == "better"] for n, own in found.items()}
+    better = [f"{name} is better in {' and '.join(titles)}" for name, titles in won.items() if titles]
+    several = f"{lost} of {len(found)} with several seeds have a higher FVU than {BASE}"
+    return f"In {setting}, {several}; {'; '.join(better) or 'none is better in any metric'}."
+
+
+def _against_base(results: Results, setting: str, method: str) -> dict[str, Verdict]:
+    """Verdicts of a method against the base, by metric of the goal."""
+    return {m: it[1] for m in GOAL if (it := results.difference(setting, method, BASE, m))}
+
+
+def _undecided(results: Results) -> str:
+    """How many comparisons with the base are undecided, in the settings that the goal is decided on."""
+    every = [
+        verdict
+        for setting in results.goals
+        for method in results.repeated(setting)
+        if method != BASE
+        for verdict in _against_base(results, setting, method).values()
+    ]
+    return f"{every.count('undecided')} of {len(every)} comparisons with {BASE} in the goal's metrics"
 
 
 def _best_method(results: Results, setting: str) -> str:
@@ -215,9 +231,10 @@ def _best_method(results: Results, setting: str) -> str:
     lines = []
     for method in best:
         fvu = statistics.fmean(results.measured(setting, method, "fvu").values())
-        wins = "; ".join(f"{found.count('better')} in {METRICS[m].title}" for m, found in counts[method].items())
-        named = f"In {setting} {method} (FVU {fvu:.4f})"
-        lines.append(f"{named}: of {len(methods) - 1} others it beats {wins}; it is worse than none.")
+        won = {METRICS[m].title: found.count("better") for m, found in counts[method].items()}
+        wins = ", ".join(f"{count} in {title}" for title, count in won.items() if count)
+        beats = f"; it is better than {wins} (of {len(methods) - 1})" if wins else ""
+        lines.append(f"In {setting} {method} (FVU {fvu:.4f}): no other is better in any metric of the goal{beats}.")
     return " ".join(lines)
 
 
