@@ -202,12 +202,16 @@ def evaluations(results: Results, names: list[str]) -> str:
     """CE loss recovered, absorption and probing, a row for each SAE."""
     rows = list[Row]()
     for name in names:
-        runs = [run for run in runs_of(results, PRESETS[name], PRESETS[name].tokens) if run["evaluation"]]
+        every = runs_of(results, PRESETS[name], PRESETS[name].tokens)
+        best = {run["toolkit"]: run["lr"] for run in best_runs(every)}
+        runs = [run for run in every if run["evaluation"]]
         seeds = len({run["seed"] for run in runs}) > 1
         rows += [[f"*`{name}`*", *[""] * 5]] if runs else []
         for run in runs:
             e = run["evaluation"]
             title = NAMES[run["toolkit"]] + (f", seed {run['seed']}" if seeds and run["toolkit"] == OURS else "")
+            if run["lr"] != best[run["toolkit"]]:
+                title += f" at lr {run['lr']:g} (best: {best[run['toolkit']]:g})"
             values = [
                 number(e.get("ce_recovered")),
                 number(e.get("absorption"), ".3f"),
