@@ -29,6 +29,7 @@ WORTH_COMPILING = 3e11
 """Tokens times blocks times their width from which on compiled blocks save more than the 12 s of their compilation
 (8 s with warm caches). On an H200 they save 4.5e-11 s for each."""
 AT_ONCE = {"cuda": 2**16, "cpu": 2**14}  # tokens in one pass through the model if no number of contexts is set
+CACHE_BATCH = 4096  # tokens per batch when activations are written to a cache, or fewer if the buffer is small
 SPARE = 0.02  # share of a block's tokens that may be left out for their norm before some others are used twice
 SHUFFLES = 2**40  # from here on, numbers of permutations are those of rounds, not of blocks
 
@@ -40,11 +41,12 @@ class HarvestConfig(TextConfig):
     hooks: Annotated[tuple[int | str, ...], NotEmpty, Distinct]
     """Numbers of blocks, counted from 0, for the residual stream after each; or names of modules."""
     buffer_tokens: Positive | None = None
-    """Tokens in the shuffle buffer; `train` uses no more than its steps need. Default: as many as fit into a sixth
-    of the free memory, 131,072 to 524,288, on a GPU up to 2,097,152."""
+    """Tokens in the shuffle buffer; `train` and `cache` use no more than they need. Default: as many as fit into a
+    sixth of the free memory, 131,072 to 524,288, on a GPU up to 2,097,152."""
     rolling: bool | Literal["auto"] = "auto"
     """Whether to refill the buffer when half of it is used, so that batches mix tokens of three halves, or when all
-    of it is used. Auto means yes, or for a run of an earlier version what it started with."""
+    of it is used. Auto means yes for training, no for a cache, which is shuffled again when it is read, and what it
+    started with for what is continued."""
     contexts_at_once: Positive | None = None
     """Contexts in one pass through the model. Default: 65,536 tokens' worth on a GPU, 16,384 elsewhere."""
     compile: bool | Literal["auto"] = "auto"
@@ -162,6 +164,29 @@ class Rounds:
 def whole_batches(contexts: int, used: int, batch_size: int) -> int:
     """Batches in a block of so many contexts with `used` tokens in use each."""
     return int(contexts * used * (1 - SPARE)) // batch_size
+
+
+def cache_batch(config: HarvestConfig, size: int) -> int:
+    """Tokens per batch when a buffer of `size` tokens is written to a cache."""
+    used = config.context - config.skip_first
+    if config.rolling is False:
+        return min(CACHE_BATCH, size // 2, max(1, whole_batches(size // config.context, used, 1)))
+    return min(CACHE_BATCH, max(1, int(size * (used / config.context) / 5)))
+
+
+def cache_buffer(model: LanguageModel, config: HarvestConfig, tokens: int) -> int:
+    """Tokens of the buffer for a cache of `tokens`: no more than the set number or the default, and as few as fill the
+    cache with the same number of buffers."""
+
+    def rows(contexts: int) -> int:
+        batch = cache_batch(config, contexts * config.context)
+        return batch * whole_batches(contexts, used, batch)
+
+    used = config.context - config.skip_first
+    most = (config.buffer_tokens or default_buffer(model, config, CACHE_BATCH)) // config.context
+    number = -(-tokens // max(1, rows(most)))
+    fewest = max(1, tokens // (number * used))
+    return next((n for n in range(fewest, most) if rows(n) * number >= tokens), most) * config.context
 
 
 def enough_contexts(batches: int, used: int, batch_size: int) -> int:

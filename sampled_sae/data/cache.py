@@ -75,6 +75,8 @@ def write(
         # Another part was faster, with another size of the buffer, which follows from the free memory.
         stream.close()
         stream, description = _open(source, folder, config)
+    last = tokens if part is None else min(tokens, part.shards(len(config.sizes())).stop * shard_tokens)
+    stream.end_at(-(-last // stream.batch_size))
 
     def batches(start: int) -> Iterator[Tensor]:
         first, skip = divmod(start, stream.batch_size)
@@ -92,8 +94,8 @@ def write(
 
 def _open(source: ActivationSource, folder: Path, config: CacheConfig) -> tuple[ActivationStream, dict[str, Any]]:
     """The stream, and the description of its origin."""
-    if (folder / INDEX).exists():  # it may have been begun with another size of the buffer
-        source = source.as_begun(Index.read(folder).description)
+    begun = (folder / INDEX).exists()  # perhaps with another size of the buffer
+    source = source.as_begun(Index.read(folder).description) if begun else source.for_cache(config.tokens)
     streams = source.open(source.cache_batch, config.heldout_tokens, config.seed)
     if len(streams) != 1:
         raise UserError(f"hook points {', '.join(streams)}: a cache holds one; write one for each")

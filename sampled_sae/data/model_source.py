@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from sampled_sae.config import Config, hints
-from sampled_sae.data.buffer import SMALLEST, HarvestConfig, bytes_needed, enough_buffer, worth_compiling
+from sampled_sae.data.buffer import (
+    SMALLEST,
+    HarvestConfig,
+    bytes_needed,
+    cache_batch,
+    cache_buffer,
+    enough_buffer,
+    worth_compiling,
+)
 from sampled_sae.data.contexts import warn_without_bos
 from sampled_sae.data.harvest import Harvest
 from sampled_sae.data.stream import ActivationSource, ActivationStream
@@ -128,12 +136,16 @@ class ModelActivations(ActivationSource):
             self, config=replace(config, buffer_tokens=min(config.buffer_tokens or size, size), rolling=rolling)
         )
 
+    def for_cache(self, tokens: int) -> ModelActivations:
+        """With a buffer that such a cache fills. One that rolls would send more tokens through the model, to mix what
+        is shuffled again when it is read."""
+        config = replace(self.config, rolling=self.config.rolling is True)
+        return replace(self, config=replace(config, buffer_tokens=cache_buffer(self.model, config, tokens)))
+
     @property
     def cache_batch(self) -> int:
         """Tokens per batch when the activations are written to a cache."""
-        config = self.config
-        size, share = config.buffer_tokens or SMALLEST, (config.context - config.skip_first) / config.context
-        return min(4096, size // 2 if config.rolling is False else max(1, int(size * share / 5)))
+        return cache_batch(self.config, self.config.buffer_tokens or SMALLEST)
 
 
 class HarvestStream(ActivationStream):
@@ -147,6 +159,11 @@ class HarvestStream(ActivationStream):
 
     def leave_out(self) -> None:
         self.harvest.left_out.add(self.hook)
+
+    def end_at(self, steps: int) -> None:
+        rounds = self.harvest.rounds
+        if rounds.parts == 1:  # else the last round hands out what would have gone into the next one
+            self.harvest.rounds = replace(rounds, number=-(-steps // rounds.batches))
 
     def memory_estimate(self) -> int:
         """Its share of the harvest's bytes on the model's device."""

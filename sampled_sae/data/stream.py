@@ -56,6 +56,10 @@ class ActivationStream(Protocol):
         """No batch is needed on this rank: `batch` only takes part in what the ranks do together."""
         return
 
+    def end_at(self, steps: int) -> None:
+        """No batch is needed from number `steps` on: none has to be prepared."""
+        return
+
     def memory_estimate(self) -> int:
         """Peak bytes on the training device, without the batch itself."""
         return 0
@@ -85,6 +89,10 @@ class ActivationSource(Protocol):
     def origin(self) -> Origin | None:
         """What opens the same source again later; None if only the caller can."""
         return None
+
+    def for_cache(self, tokens: int) -> ActivationSource:
+        """The source with what it chooses itself as suits a cache of so many tokens."""
+        return self
 
     def as_begun(self, record: Mapping[str, Any]) -> ActivationSource:
         """The source with what it chooses itself as in a run whose streams had the identity `record`."""
