@@ -41,8 +41,8 @@ class HarvestConfig(TextConfig):
     hooks: Annotated[tuple[int | str, ...], NotEmpty, Distinct]
     """Numbers of blocks, counted from 0, for the residual stream after each; or names of modules."""
     buffer_tokens: Positive | None = None
-    """Tokens in the shuffle buffer; `train` and `cache` use no more than they need. Default: as many as fit into a
-    sixth of the free memory, 131,072 to 524,288, on a GPU up to 2,097,152."""
+    """Tokens in the shuffle buffer; `train` uses no more than its steps need. Default: for a cache, no more
+    than it holds; else as many as fit into a sixth of the free memory, 131,072 to 524,288, on a GPU up to 2,097,152."""
     rolling: bool | Literal["auto"] = "auto"
     """Whether to refill the buffer when half of it is used, so that batches mix tokens of three halves, or when all
     of it is used. Auto means yes for training, no for a cache, which is shuffled again when it is read, and what it
@@ -175,15 +175,17 @@ def cache_batch(config: HarvestConfig, size: int) -> int:
 
 
 def cache_buffer(model: LanguageModel, config: HarvestConfig, tokens: int) -> int:
-    """Tokens of the buffer for a cache of `tokens`: no more than the set number or the default, and as few as fill the
-    cache with the same number of buffers."""
+    """Tokens of the buffer for a cache of `tokens`: the set number, or as few as fill the cache with the same number of
+    buffers as the default."""
+    if config.buffer_tokens is not None:
+        return config.buffer_tokens
 
     def rows(contexts: int) -> int:
         batch = cache_batch(config, contexts * config.context)
         return batch * whole_batches(contexts, used, batch)
 
     used = config.context - config.skip_first
-    most = (config.buffer_tokens or default_buffer(model, config, CACHE_BATCH)) // config.context
+    most = default_buffer(model, config, CACHE_BATCH) // config.context
     number = -(-tokens // max(1, rows(most)))
     fewest = max(1, tokens // (number * used))
     return next((n for n in range(fewest, most) if rows(n) * number >= tokens), most) * config.context

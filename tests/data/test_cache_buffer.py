@@ -93,6 +93,13 @@ def test_a_cache_that_grows_keeps_its_buffer(model, used, tmp_path):
     assert contents(tmp_path / "at once") == contents(tmp_path / "slowly")
 
 
+def test_with_a_set_buffer_a_cache_that_grew_is_the_one_written_at_once(model, used, tmp_path):
+    for name, steps in (("at once", [1500]), ("slowly", [200, 1500])):
+        for tokens in steps:
+            write(source(model, buffer_tokens=700), tmp_path / name, tokens, **SETTINGS)
+    assert contents(tmp_path / "at once") == contents(tmp_path / "slowly")
+
+
 def test_a_cache_with_a_rolling_buffer_is_continued_in_its_order(model, used, tmp_path):
     """So caches began earlier: with a buffer of the default size, whatever the number of tokens."""
 
