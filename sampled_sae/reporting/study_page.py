@@ -37,6 +37,7 @@ NEUTRAL = {
     "not worse": "not less",
     "undecided": "undecided",
 }  # where no end is better
+OPEN = ("undecided", "not measured")  # outcomes whose claims are named without their text
 NOT_RUN = "Not run yet: there are no results."
 MAIN = ("fvu", "fvu_trained", *GOAL[1:], "absorption_f1", "over_10_percent", "alive", "autointerp", "mmcs_seeds")
 """Metrics of the page's own table; all of them are in tables.md."""
@@ -161,18 +162,24 @@ def answer(
     baselines = [name for name, role in roles.items() if role == "baseline"]
     use = _verdict_on_the_family(results, first, roles, baselines)
     outcomes = hypotheses(results, claims, needed, synthetic)
-    by = {kind: [name for name, it in outcomes.items() if it == kind] for kind in get_args(Outcome)}
-    counted = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by.items() if names)
+    texts = {claim.name: claim.text.strip(". ") for claim in reversed(claims)}
+    decided = {kind: [n for n, it in outcomes.items() if it == kind] for kind in get_args(Outcome)}
+    counted = ". ".join(
+        f"{kind.capitalize()}: "
+        + (", ".join(names) if kind in OPEN else "; ".join(f"{texts[name]} ({name})" for name in names))
+        for kind, names in decided.items()
+        if names
+    )
     seeds = sorted({row.run.seed for row in results.rows if row.measure == "core" and row.run.setting == first})
     saes = len({row.run for row in results.rows if row.measure != "rate"})
-    where = ", ".join(f"{setting} ({results.models[setting]})" for setting in results.settings)
+    where = ", ".join(_place(results, setting) for setting in results.settings)
     return "\n".join(
         [
             f"1. **Should I use Sampled-SAE?** {use}",
             f"2. **Which method instead?** {' '.join(_best_method(results, setting) for setting in results.goals)}",
             f"3. **What does it cost?** {_cost(results, first)}",
             f"4. **Which claims of the paper hold?** {counted}.",
-            f"5. **What is this based on?** {saes} SAEs in {where}; seeds in {first}: "
+            f"5. **What is this based on?** {saes} SAEs: {where}; seeds in `{first}`: "
             f"{', '.join(map(str, seeds)) or 'none'}. Undecided, because the difference is below what can be detected: "
             f"{_undecided(results)}. What was not run is listed under Deviations in the protocol.",
         ]
@@ -182,11 +189,17 @@ def answer(
 def _verdict_on_the_family(results: Results, setting: str, roles: Mapping[str, str], baselines: Sequence[str]) -> str:
     """Whether a variant reaches the goal; if not, what variants lose and win against the base."""
     variants = [name for name in results.methods(setting) if roles.get(name) not in NO_LEADERS]
-    where = ", ".join(results.goals)
+    goal = f"worse than {', '.join(baselines)} in nothing and better in two of FVU, CE loss recovered, probing and "
+    goal += f"absorption, on {' and '.join(_place(results, setting) for setting in results.goals)}"
     if winners := reached(results, variants, baselines):
-        return f"Yes: {', '.join(winners)} reach the goal in {where}."
+        return f"Yes: {', '.join(winners)} reach the goal: {goal}."
     parts = [_lost_and_won(results, setting, variants) for setting in results.goals]
-    return f"No reason so far: none of {len(variants)} variants reaches the goal in {where}. {' '.join(parts)}"
+    return f"No reason so far. None of {len(variants)} variants reaches the goal: {goal}. {' '.join(parts)}"
+
+
+def _place(results: Results, setting: str) -> str:
+    """A setting with its model."""
+    return f"{results.models[setting].rpartition('/')[2]} (`{setting}`)"
 
 
 def _lost_and_won(results: Results, setting: str, variants: Sequence[str]) -> str:
@@ -196,7 +209,7 @@ def _lost_and_won(results: Results, setting: str, variants: Sequence[str]) -> st
     won = {n: [METRICS[m].title for m, it in own.items() if it == "better"] for n, own in found.items()}
     better = [f"{name} is better in {' and '.join(titles)}" for name, titles in won.items() if titles]
     several = f"{lost} of {len(found)} with several seeds have a higher FVU than {BASE}"
-    return f"In {setting}, {several}; {'; '.join(better) or 'none is better in any metric'}."
+    return f"In `{setting}`, {several}; {'; '.join(better) or 'none is better in any metric'}."
 
 
 def _against_base(results: Results, setting: str, method: str) -> dict[str, Verdict]:
@@ -227,14 +240,14 @@ def _best_method(results: Results, setting: str) -> str:
         counts[method] = {metric: [it[1] for it in found if it is not None] for metric, found in others.items()}
     best = [method for method, own in counts.items() if not any("worse" in found for found in own.values())]
     if not best:
-        return f"In {setting} undecided: each method with several seeds is worse than some other, or lacks a metric."
+        return f"In `{setting}` undecided: each method with several seeds is worse than some other, or lacks a metric."
     lines = []
     for method in best:
         fvu = statistics.fmean(results.measured(setting, method, "fvu").values())
         won = {METRICS[m].title: found.count("better") for m, found in counts[method].items()}
         wins = ", ".join(f"{count} in {title}" for title, count in won.items() if count)
         beats = f"; it is better than {wins} (of {len(methods) - 1})" if wins else ""
-        lines.append(f"In {setting} {method} (FVU {fvu:.4f}): no other is better in any metric of the goal{beats}.")
+        lines.append(f"In `{setting}` {method} (FVU {fvu:.4f}): no other is better in any metric of the goal{beats}.")
     return " ".join(lines)
 
 

@@ -151,15 +151,16 @@ def test_hypotheses_combine_their_claims(results):
 
 def test_the_answer(results):
     text = answer(results, [claim("good", "better")], {}, ROLES)
-    assert len(text.splitlines()) == 5 and "Yes: good reach the goal in first." in text
+    assert len(text.splitlines()) == 5 and "Yes: good reach the goal: worse than batchtopk" in text
     assert (
-        "In first good (FVU 0.0600): no other is better in any metric of the goal; it is better than 3 in FVU" in text
+        "In `first` good (FVU 0.0600): no other is better in any metric of the goal; it is better than 3 in FVU" in text
     )
-    assert "supported: H1" in text and "24 SAEs" in text
+    assert "Supported: a claim (H1)." in text and "24 SAEs: m (`first`)" in text
     worse = Results([row for row in rows() if row.run.method != "good"], {"first": "m"})
     text = answer(worse, [], {}, ROLES)
-    assert "none of 2 variants reaches the goal in first" in text and "none is better in any metric." in text
-    assert "In first, 1 of 2 with several seeds have a higher FVU" in text
+    assert "None of 2 variants reaches the goal: worse than batchtopk in nothing" in text
+    assert "none is better in any metric." in text
+    assert "In `first`, 1 of 2 with several seeds have a higher FVU" in text
     assert "batchtopk (FVU 0.0660):" in text and "same (FVU 0.0660):" in text
     assert answer(Results([], {}), [], {}, ROLES) == "Not run yet: there are no results."
 
