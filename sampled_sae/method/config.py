@@ -149,8 +149,8 @@ class Scope(Config):
     """Share of the steps for which `tokens` holds."""
 
     def group_at(self, batch_size: int, step: int, steps: int) -> int:
-        """Number of tokens that share one pool and one cut at `step` (from 0) of `steps`."""
-        name = "tokens" if step / steps < self.until else "then"
+        """Number of tokens that share one pool and one cut at `step` (from 0) of `steps`; later as at the last one."""
+        name = "tokens" if min(step, steps - 1) / steps < self.until else "then"
         group: int = min(getattr(self, name) or batch_size, batch_size)
         require(batch_size % group == 0, f"scope.{name}", group, f"must divide batch_size = {batch_size}")
         return group
@@ -343,14 +343,17 @@ class SAEConfig(Config):
         )
 
     def pool_size_at(self, step: int, steps: int) -> int:
-        """Number of candidate latents at `step` (from 0) of `steps`."""
+        """Number of candidate latents at `step` (from 0) of `steps`; later as at the last one."""
+        return self._pool_size(min(step, steps - 1) / steps)
+
+    def _pool_size(self, done: float) -> int:
         start = self.pool.size.latents(self.k, self.d_sae)
-        return self.pool.schedule.size(start, self.d_sae, step / steps)
+        return self.pool.schedule.size(start, self.d_sae, done)
 
     def open_at_inference(self) -> int:
         """Number of latents that can fire at inference."""
         share = self.pool.inference_size
-        return self.d_sae if share is None else min(self.d_sae, math.floor(share * self.pool_size_at(1, 1) + 1e-9))
+        return self.d_sae if share is None else min(self.d_sae, math.floor(share * self._pool_size(1.0) + 1e-9))
 
     @property
     def holds_all(self) -> bool:

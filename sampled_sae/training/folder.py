@@ -22,6 +22,7 @@ from sampled_sae.data.model_source import ModelOrigin
 from sampled_sae.data.source import FileOrigin
 from sampled_sae.data.stream import ActivationSource
 from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.scores import get_score
 from sampled_sae.training.settings import TrainConfig
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import alone_in, make_folder, remove_leftovers, write_text, writing
@@ -157,6 +158,9 @@ def extend_record(out: Path, steps: int) -> Record:
     record = read_record(out)
     if any(config.jumprelu is not None for config in record.saes):
         raise UserError("extend: JumpReLU SAEs cannot be extended: their thresholds are saved in another form")
+    for score in (config.pool.score for config in record.saes if config.pool.restricts):
+        if get_score(score).takes & {"state"}:
+            raise UserError(f"extend: pools of the score {score!r} cannot be extended: its state is not saved")
     runs = [read_file(path, "run") for path in begun(out)]
     whole = [run.get("finished") is True and _steps(run) == record.train.steps for run in runs]
     if not runs or not all(whole):

@@ -138,7 +138,7 @@ def calibrated_threshold(sae: SAE, x: Tensor, k: int, chunk: int = 4096, ranks: 
         if theta >= floor or floor == 0.0:
             # The SAE keeps its threshold in float32: round up, so that the value itself does not pass.
             rounded = np.float32(theta)
-            return float(rounded if rounded >= theta else np.nextafter(rounded, np.float32(np.inf)))
+            return float(rounded if float(rounded) >= theta else np.nextafter(rounded, np.float32(np.inf)))
         spare *= 4
 
 

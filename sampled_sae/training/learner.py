@@ -139,6 +139,7 @@ class Learner:
         self.weights: Weights = start_parameters(d_in, m, self.generator, dtype, encoder_scale(config), shard)
         if config.jumprelu is not None:
             self.weights = JumpReLUParameters(*self.weights, threshold=torch.zeros_like(self.weights.b_enc))
+        # In an extension, sizes of pools stay as in the last step before it.
         self.path = open_path(self.weights, config, extends or steps, self.generator, shard)
         self.tokens_seen, self.most_dead = 0, -1
         self.tokens_since_fired = torch.zeros(m // shard.number, dtype=torch.long, device=device)
@@ -157,8 +158,7 @@ class Learner:
             if isinstance(self.weights, JumpReLUParameters):
                 start_thresholds_(self.weights, x, config, self.shard)
             self.path.load_state({})  # it may keep copies of the weights
-        # In an extension, pools stay as in the last step before it.
-        selection = self.path.select(x, self.extends - 1 if self.extends else step, self.pool)
+        selection = self.path.select(x, step, self.pool)
         pool_churn = churn(selection.pool, self.pool) if measure else None
         self.pool.copy_(selection.pool)
         self.ever_pooled |= selection.pool

@@ -6,7 +6,7 @@ import torch
 import sampled_sae as ss
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
-from sampled_sae.training.heldout import as_trained, by_threshold
+from sampled_sae.training.heldout import as_trained, by_threshold, calibrated_threshold
 from sampled_sae.utils.errors import UserError
 
 
@@ -43,6 +43,16 @@ def test_what_a_gate_learned_is_not_saved_so_all_latents_are_its_pool(sae, activ
         sae.cfg = replace(sae.cfg, training=config)
         found.append(as_trained(sae, activations, batch_size=4000))
     assert torch.equal(found[0].frequency, found[1].frequency) and found[0].fvu == found[1].fvu
+
+
+def test_a_threshold_in_double_precision_lets_no_value_pass_that_must_not():
+    x = torch.randn(200, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sae = SAE(InferenceConfig(6, 6), torch.float64)
+    with torch.no_grad():
+        sae.W_enc.T[:] = sae.W_dec[:] = torch.eye(6)
+    for tokens in range(1, 101):
+        sae.threshold.fill_(calibrated_threshold(sae, x[:tokens], 1))
+        assert len(sae.encode_sparse(x[:tokens]).value) == tokens
 
 
 def test_a_perfect_and_a_useless_sae():

@@ -8,6 +8,7 @@ import torch
 
 import sampled_sae as ss
 from sampled_sae import cli
+from sampled_sae.method.config import Multiplier, PoolConfig
 from sampled_sae.training.callbacks import read_log
 from sampled_sae.training.optimizer import learning_rate
 from tests.models.tiny_models import make_model, save
@@ -134,6 +135,29 @@ def test_an_extension_begins_with_the_saved_weights(acts, tmp_path):
     assert step == 12
     for name in ("W_enc", "b_enc", "W_dec", "b_dec"):
         torch.testing.assert_close(getattr(sae, name), getattr(before, name), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("steps", [12, 13, 14])
+def test_an_extension_draws_pools_as_often_as_before(acts, tmp_path, steps):
+    pools = []
+
+    class Look(ss.Callback):
+        def on_step(self, run, learner, step, stats):
+            pools.append(learner.pool.clone())
+
+    config = ss.SAEConfig(48, 4, pool=PoolConfig(score="uniform", size=Multiplier(3), refresh=4))
+    ss.train(acts, [config], out=tmp_path / "run", **SETTINGS | {"steps": steps}, **QUIET)
+    ss.resume(tmp_path / "run", extend=12, callbacks=[Look()], **QUIET)
+    changes = [step for step in range(1, 12) if not torch.equal(pools[step - 1], pools[step])]
+    assert changes == [step for step in range(1, 12) if (steps + step) % 4 == 0]
+    assert all(int(pool.sum()) == 12 for pool in pools)
+
+
+def test_a_score_whose_state_is_not_saved_cannot_be_extended(acts, tmp_path):
+    ss.train(acts, [ss.sampled(48, 4, "gate", l=3)], out=tmp_path / "run", **SETTINGS, **QUIET)
+    with pytest.raises(ss.UserError, match="extend: pools of the score 'gate' cannot be extended"):
+        ss.resume(tmp_path / "run", extend=4, **QUIET)
+    assert ss.resume(tmp_path / "run", **QUIET)[0].cfg.metadata["training"]["steps"] == 12
 
 
 def test_errors(acts, activations, tmp_path):
