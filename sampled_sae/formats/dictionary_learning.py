@@ -211,7 +211,7 @@ def _state(sae: StoredSAE) -> tuple[str, dict[str, Tensor]]:
     plain: dict[str, Tensor] = {"W_enc": W_enc, "b_enc": b_enc, "W_dec": W_dec, "b_dec": b_dec}
     threshold = {"threshold": tensors["threshold"].float()}
     if not subtracts:
-        return "JumpReluAutoEncoder", plain | {"threshold": tensors["threshold"].to(W_dec.dtype).expand(cfg.d_sae)}
+        return "JumpReluAutoEncoder", plain | {"threshold": wide(tensors["threshold"]).expand(cfg.d_sae)}
     if cfg.prefixes:
         sizes = torch.tensor([b - a for a, b in zip((0, *cfg.prefixes), cfg.prefixes, strict=False)])
         return "MatryoshkaBatchTopKSAE", plain | counts | threshold | {"group_sizes": sizes}

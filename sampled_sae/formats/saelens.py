@@ -112,6 +112,8 @@ class SAELens:
             raise UserError(f"{path}: holds something else than an SAE; save into a new folder")
         dtype = sae.tensors["W_dec"].dtype
         weights = {name: sae.tensors[name].expand(shape).to(dtype) for name, shape in native_shapes(sae.cfg).items()}
+        if "threshold" in weights:  # rounded to 16 bits, it would let other activations pass
+            weights["threshold"] = wide(sae.tensors["threshold"].expand(sae.cfg.d_sae))
         with new_folder(path) as temporary:
             save_file({name: tensor.cpu().contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
             write_json(temporary / CONFIG, saelens_config(sae.cfg, dtype))

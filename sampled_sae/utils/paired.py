@@ -142,4 +142,4 @@ def _two_sided(t: float, df: int) -> float:
         total += term
         term *= square * (2 * i + 1 + odd) / (2 * i + 2 + odd)
     inside = math.sin(angle) * total
-    return 1 - (2 / math.pi * (angle + inside) if odd else inside)
+    return max(0.0, 1 - (2 / math.pi * (angle + inside) if odd else inside))  # rounding must not make it negative

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 import sampled_sae as ss
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.sae import SAE
+from sampled_sae.training.learner import CLOSED
 
 
 @pytest.fixture
@@ -30,6 +31,18 @@ def test_what_is_saved_is_loaded(sae, tmp_path):
     assert back.cfg.metadata == sae.cfg.metadata
     assert back.threshold_ema == sae.threshold_ema
     assert back.threshold.shape == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("format", ["saelens", "dictionary_learning"])
+def test_thresholds_are_saved_without_rounding(sae, tmp_path, dtype, format):
+    sae = sae.to(dtype)
+    sae.cfg = replace(sae.cfg, apply_b_dec_to_input=False)  # dictionary_learning has no other with such thresholds
+    for threshold in (torch.tensor(0.4237), torch.rand(20) + 0.1, torch.where(torch.arange(20) < 5, CLOSED, 0.3)):
+        sae.threshold = threshold
+        folder = sae.save(tmp_path / "sae", format)
+        assert torch.equal(SAE.load(folder).threshold, threshold)
+        assert sae.is_saved_in(folder) or format != "saelens"  # results are then reused and written there
 
 
 def test_the_widths_of_prefixes_are_saved(sae, tmp_path):

@@ -89,6 +89,13 @@ def test_equal_differences_have_no_error():
     assert ahead.verdict(0.01) == "better" and ahead.p_value == 0
 
 
+@pytest.mark.parametrize("clusters", range(2, 300, 7))
+def test_no_p_value_is_negative(clusters):
+    found = [Difference(t, 1.0, (clusters,), clusters).p_value for t in (0, 1, 5, 20, 100, 1e4)]
+    assert all(p >= 0 for p in found)
+    assert found == pytest.approx([2 * stats.t.sf(t, clusters - 1) for t in (0, 1, 5, 20, 100, 1e4)], abs=1e-12)
+
+
 def test_holm_as_in_statsmodels():
     assert holm([0.01, 0.04, 0.03, 0.005, 0.9]) == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.9])
     assert holm([]) == []
