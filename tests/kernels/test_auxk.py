@@ -3,6 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+import sampled_sae as ss
+from sampled_sae import kernels
 from sampled_sae.kernels import masked
 from sampled_sae.kernels.auxk import LatentRows, list_latents, slots
 from sampled_sae.kernels.gradients import RowGradients, note_rows_
@@ -13,8 +15,10 @@ from sampled_sae.method import presets
 from sampled_sae.method.config import AuxKConfig
 from sampled_sae.method.parameters import Parameters
 from sampled_sae.method.selection import Dead
+from sampled_sae.training.callbacks import Callback
 from sampled_sae.training.learner import LOOK_EVERY, Learner
 from sampled_sae.training.step import PlainPath, add_auxk
+from sampled_sae.utils.errors import UserError
 from tests.kernels.test_path import DEVICE, B, K, M, distance, weights_and_batch
 
 
@@ -160,3 +164,26 @@ def test_there_is_always_room_for_the_dead():
     again = Learner(config, 16, 100, 0, DEVICE, torch.float32)
     again.load_state(learner.state())
     assert again.most_dead == learner.most_dead
+
+
+@pytest.mark.parametrize("path", [FastPath, PlainPath])
+@pytest.mark.parametrize(
+    ("value", "config"), [(torch.inf, presets.batchtopk(M, K)), (torch.nan, presets.sampled(M, K, "uniform", 5))]
+)
+def test_a_dead_latent_that_is_not_finite_stops_the_run(path, value, config, monkeypatch):
+    """The cut compares floats and drops NaN, so that AuxK's loss stays finite; then the weights are what is noticed."""
+
+    class Poison(Callback):
+        def on_step(self, run, learner, step, stats):
+            assert isinstance(learner.path, path)
+            if step == 0:
+                learner.tokens_since_fired[5] = 10**9
+                learner.weights.W_enc[5] = value
+                learner.path.load_state(learner.path.state())
+
+    monkeypatch.setattr(kernels, "usable", lambda *where: path is FastPath)
+    config = replace(config, auxk=AuxKConfig(dead_after=4, k=3))
+    x = torch.randn(60, 16, generator=torch.Generator().manual_seed(0))
+    common = {"batch_size": 4, "heldout_tokens": 6, "device": DEVICE, "callbacks": [Poison()], "progress": False}
+    with pytest.raises(UserError, match=r"(loss became (nan|inf)|weights are no longer finite) by step [12]: try a lower"):
+        ss.train(x, config, steps=2, **common)
