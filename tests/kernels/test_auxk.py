@@ -166,11 +166,8 @@ def test_there_is_always_room_for_the_dead():
     assert again.most_dead == learner.most_dead
 
 
-@pytest.mark.parametrize("path", [FastPath, PlainPath])
-@pytest.mark.parametrize(
-    ("value", "config"), [(torch.inf, presets.batchtopk(M, K)), (torch.nan, presets.sampled(M, K, "uniform", 5))]
-)
-def test_a_dead_latent_that_is_not_finite_stops_the_run(path, value, config, monkeypatch):
+@pytest.mark.parametrize(("path", "value"), [(FastPath, torch.nan), (PlainPath, torch.nan), (PlainPath, torch.inf)])
+def test_a_dead_latent_that_is_not_finite_stops_the_run(path, value, monkeypatch):
     """The cut compares floats and drops NaN, so that AuxK's loss stays finite; then the weights are what is noticed."""
 
     class Poison(Callback):
@@ -182,8 +179,8 @@ def test_a_dead_latent_that_is_not_finite_stops_the_run(path, value, config, mon
                 learner.path.load_state(learner.path.state())
 
     monkeypatch.setattr(kernels, "usable", lambda *where: path is FastPath)
-    config = replace(config, auxk=AuxKConfig(dead_after=4, k=3))
+    config = presets.sampled(M, K, "uniform", 5, auxk=AuxKConfig(dead_after=4, k=3))
     x = torch.randn(60, 16, generator=torch.Generator().manual_seed(0))
     common = {"batch_size": 4, "heldout_tokens": 6, "device": DEVICE, "callbacks": [Poison()], "progress": False}
-    with pytest.raises(UserError, match=r"(loss became (nan|inf)|weights are no longer finite) by step [12]: try a lower"):
+    with pytest.raises(UserError, match=r"(loss became nan|weights are no longer finite) by step [12]: try a lower lr"):
         ss.train(x, config, steps=2, **common)
