@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -78,10 +78,20 @@ class Eval(OnText):
         from sampled_sae.api import evaluate
         from sampled_sae.evals.session import Request
 
+        asked = chosen(self.evals)
+        for name, usual in registry().items():
+            given, default = getattr(self, name, None), usual.config()
+            if usual not in asked and given not in (None, default):
+                flag = next(
+                    item.name for item in fields(given) if getattr(given, item.name) != getattr(default, item.name)
+                )
+                raise UserError(
+                    f"{name}.{flag}: is not used, because {name} is not among --evals {' '.join(self.evals)}"
+                )
         results = evaluate(
             self.folders,
             self.model,
-            [Request(each, getattr(self, each.name, None) or each.config()) for each in chosen(self.evals)],
+            [Request(each, getattr(self, each.name, None) or each.config()) for each in asked],
             text=self.source_of(self.text),
             out=self.out or self._default_out(),
             redo=self.redo,

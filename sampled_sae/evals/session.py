@@ -205,7 +205,7 @@ class Session:
             else:
                 about["part"] = self.text.part
         if files := evaluation.files(request.config):
-            about["files"] = stamps(files)
+            about["files"] = about.get("files", []) + stamps(files)
         if evaluation.definition > 1:
             about["definition"] = evaluation.definition
         return about | decisive(request.config.to_dict())
@@ -268,10 +268,10 @@ class Session:
         """Measure SAEs with equal settings and text together."""
         groups: dict[Any, list[Subject]] = {}
         reads = request.evaluation.needs.text
-        cut_by = ("context_size", "prepend_bos", "skip_first", "heldout_contexts") if reads else ()
+        cut_by = ("context_size", "prepend_bos", "skip_first") if reads else ()
         for sae in saes:
             settings = request.evaluation.settings_for(request.config, sae.cfg, self.model)
-            text = tuple(sae.cfg.metadata.get(name) for name in cut_by)
+            text = (*map(sae.cfg.metadata.get, cut_by), self._count(request, sae) if reads else 0)
             groups.setdefault((self.model.where(layers[sae.label]), settings, text), []).append(sae)
         for (layer, settings, _), members in groups.items():
             tokens = self._contexts(request, members[0])

@@ -77,6 +77,19 @@ def test_a_models_run_has_no_key(tmp_path, capsys):
     assert refusal(capsys, *words) == "--key a is not used with --model: it is for a file of activations"
 
 
+def test_settings_of_an_evaluation_that_is_not_asked_for(tmp_path, capsys):
+    for words, line in (
+        (("--probing.k", 1), "probing.k: is not used, because probing is not among --evals core"),
+        (
+            ("--evals", "probing", "--contexts", 3),
+            "core.contexts: is not used, because core is not among --evals probing",
+        ),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["eval", str(tmp_path), "--text", "stdlib", *map(str, words)])
+        assert stop.value.code == 2 and capsys.readouterr().err == f"error: {line}\n"
+
+
 def test_a_method_carries_its_own_settings(acts, tmp_path, capsys, activations):
     save_file({"a": activations.numpy(), "b": activations.numpy()}, tmp_path / "x.safetensors")
     methods = ("--methods", "batchtopk", "sampled:l=2,score=l2", "annealed:score=l2,fraction=0.5,until=0.5")

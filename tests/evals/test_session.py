@@ -1,11 +1,17 @@
 import pytest
+import torch
 
+from sampled_sae.data.text import TextSource
+from sampled_sae.evals.core import Core
+from sampled_sae.evals.core.schema import CoreConfig
 from sampled_sae.evals.results import find_saes, names_of
-from sampled_sae.evals.session import layer_of
+from sampled_sae.evals.session import CONTEXTS, Request, Session, Subject, evaluate_saes, layer_of
 from sampled_sae.formats import describe
 from sampled_sae.method.architectures import InferenceConfig
+from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
+from tests.models.tiny_models import make_model, make_tokenizer
 
 
 def saved(folder, **metadata):
@@ -46,6 +52,40 @@ def test_the_layer_may_be_said_by_the_hook_alone(tmp_path):
     assert layers([silent, other], layer="model.layers.4.mlp") == ["model.layers.4.mlp"] * 2
     with pytest.raises(UserError, match=r"layer = model\.layers\.4\.mlp: .*own is of layer 3; leave the flag out"):
         layers([own], layer="model.layers.4.mlp")
+
+
+def test_no_sae_reads_the_text_that_another_one_was_not_trained_on(tmp_path):
+    """Two SAEs with as many contexts held out, each of its own text."""
+    lm = LanguageModel(make_model("llama"), make_tokenizer(), "tiny")
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("the sea " * 200)
+    held = {"layer": 0, "context_size": 10, "heldout_contexts": 3}
+    folders = []
+    for name in "ba":
+        sae = SAE(InferenceConfig(lm.width, 6))
+        sae.cfg.metadata.update({"model_name": "tiny", "text": str(tmp_path / f"{name}.txt")} | held)
+        folders.append(sae.save(tmp_path / name))
+    found = evaluate_saes(folders, lm, [CoreConfig(resamples=0, loss=False)], text=str(tmp_path / "a.txt"))
+    assert [one["core"]["contexts"] for one in found] == [CONTEXTS, 3]
+
+
+def test_a_changed_text_is_another_question_also_if_other_files_are_read(tmp_path):
+    class Both(Core):
+        name = "both"
+
+        def files(self, config):
+            return [str(tmp_path / "labels.txt")]
+
+    for name in ("text.txt", "labels.txt"):
+        (tmp_path / name).write_text("the sea")
+    sae = Subject("sae", InferenceConfig(4, 6), None, lambda device: SAE(InferenceConfig(4, 6)))
+    session = Session([sae], None, torch.device("cpu"), torch.float32, None, TextSource(str(tmp_path / "text.txt")))
+    asked = []
+    for name in ("text.txt", "labels.txt"):
+        asked.append(session.asked(Request(Both(), CoreConfig()), sae))
+        (tmp_path / name).write_text("the land and the sea")
+    asked.append(session.asked(Request(Both(), CoreConfig()), sae))
+    assert asked[0] != asked[1] != asked[2]
 
 
 def test_names_are_as_long_as_it_takes(tmp_path):
