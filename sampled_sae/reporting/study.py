@@ -247,6 +247,16 @@ class Results:
         tried = own or {run.factor for run in near if run.method == self.rate_of.get(method)}
         return len(tried) > 1 and self.best(setting, method) in (min(tried), max(tried))
 
+    def not_run(self, setting: str, method: str) -> float | None:
+        """The factor that short trainings prefer, if the method was not trained with it at full length."""
+        name = method if (setting, method, "rate") in self._rows else self.rate_of.get(method) or method
+        tried = self._rows.get((setting, name, "rate"))
+        if not tried:
+            return None
+        best = min(tried, key=lambda row: row.values["fvu"]).run.factor
+        whole = {row.run.factor for row in self._rows.get((setting, method, "core"), ())}
+        return best if whole and best not in whole else None
+
     def measured(
         self,
         setting: str,

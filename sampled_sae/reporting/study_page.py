@@ -53,14 +53,20 @@ def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN,
         *(Column(METRICS[n].title, METRICS[n].digits, METRICS[n].better) for n in used),
     ]
     rows: list[list[Cell]] = []
+    untried: dict[str, float] = {}
     for method in results.methods(setting):
         by_metric = [by_seed(results.measured(setting, method, name)) for name in used]
         stats = [Stat(statistics.fmean(v), min(v), max(v)) if v else None for v in by_metric]
         rate = f"x {results.best(setting, method):g}{'*' * results.at_end(setting, method)}"
+        if (better := results.not_run(setting, method)) is not None:
+            rate, untried[method] = f"{rate}†", better
         rows.append([method, rate, max(map(len, by_metric), default=0), *stats])
     note = "Mean over seeds, with the range. Learning rate: factor of the package's default."
     if any(str(row[1]).endswith("*") for row in rows):
         note += " *: the best of those tried is at an end of the grid, so a better one may lie beyond it."
+    if untried:
+        note += " †: the short trainings prefer a rate that was not run at full length: "
+        note += ", ".join(f"{method} x {factor:g}" for method, factor in untried.items()) + "."
     others: dict[str, list[str]] = {}
     for method in results.methods(setting):
         for title, factor in results.other_rates(setting, method, used).items():
@@ -180,8 +186,9 @@ def answer(
             f"3. **What does it cost?** {_cost(results, first)}",
             f"4. **Which claims of the paper hold?** {counted}.",
             f"5. **What is this based on?** {saes} SAEs: {where}; seeds in `{first}`: "
-            f"{', '.join(map(str, seeds)) or 'none'}. Undecided, because the difference is below what can be detected: "
-            f"{_undecided(results)}. What was not run is listed under Deviations in the protocol.",
+            f"{', '.join(map(str, seeds)) or 'none'}. {_undecided(results)} are undecided: the difference is below "
+            "what can be detected. Verdicts are those of single comparisons; only the table of the goal adjusts "
+            "p-values for their number. What was not run is listed under Deviations in the protocol.",
         ]
     )
 
@@ -189,12 +196,12 @@ def answer(
 def _verdict_on_the_family(results: Results, setting: str, roles: Mapping[str, str], baselines: Sequence[str]) -> str:
     """Whether a variant reaches the goal; if not, what variants lose and win against the base."""
     variants = [name for name in results.methods(setting) if roles.get(name) not in NO_LEADERS]
-    goal = f"worse than {', '.join(baselines)} in nothing and better in two of FVU, CE loss recovered, probing and "
-    goal += f"absorption, on {' and '.join(_place(results, setting) for setting in results.goals)}"
+    goal = f"not worse than {', '.join(baselines)} in any of FVU, CE loss recovered, probing and absorption, and "
+    goal += f"better in at least two of them, on {' and '.join(_place(results, setting) for setting in results.goals)}"
     if winners := reached(results, variants, baselines):
         return f"Yes: {', '.join(winners)} reach the goal: {goal}."
     parts = [_lost_and_won(results, setting, variants) for setting in results.goals]
-    return f"No reason so far. None of {len(variants)} variants reaches the goal: {goal}. {' '.join(parts)}"
+    return f"No reason so far. No variant reaches the goal: {goal}. {' '.join(parts)}"
 
 
 def _place(results: Results, setting: str) -> str:
@@ -208,8 +215,10 @@ def _lost_and_won(results: Results, setting: str, variants: Sequence[str]) -> st
     lost = sum(verdicts.get("fvu") == "worse" for verdicts in found.values())
     won = {n: [METRICS[m].title for m, it in own.items() if it == "better"] for n, own in found.items()}
     better = [f"{name} is better in {' and '.join(titles)}" for name, titles in won.items() if titles]
-    several = f"{lost} of {len(found)} with several seeds have a higher FVU than {BASE}"
-    return f"In `{setting}`, {several}; {'; '.join(better) or 'none is better in any metric'}."
+    several = f"{lost} of {len(found)} variants with several seeds have a higher FVU than {BASE}"
+    absent = len(set(variants) - set(results.methods(setting)))
+    missing = f" {absent} variants were not run there." if absent else ""
+    return f"In `{setting}`, {several}; {'; '.join(better) or 'none is better in any metric'}.{missing}"
 
 
 def _against_base(results: Results, setting: str, method: str) -> dict[str, Verdict]:
@@ -246,8 +255,8 @@ def _best_method(results: Results, setting: str) -> str:
         fvu = statistics.fmean(results.measured(setting, method, "fvu").values())
         won = {METRICS[m].title: found.count("better") for m, found in counts[method].items()}
         wins = ", ".join(f"{count} in {title}" for title, count in won.items() if count)
-        beats = f"; it is better than {wins} (of {len(methods) - 1})" if wins else ""
-        lines.append(f"In `{setting}` {method} (FVU {fvu:.4f}): no other is better in any metric of the goal{beats}.")
+        beats = f" Of {len(methods) - 1} others, it is better than {wins}." if wins else ""
+        lines.append(f"In `{setting}`, {method} (FVU {fvu:.4f}): no other is better in any metric of the goal.{beats}")
     return " ".join(lines)
 
 
@@ -261,8 +270,10 @@ def _cost(results: Results, setting: str) -> str:
     if base <= 0:
         return "Not measured yet."
     ratios = {method: statistics.median(own) / base for method, own in seconds.items() if method != BASE}
-    ends = f"; others take {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times as long" if ratios else ""
-    return f"{BASE} trains in {base:.1f} s{ends}."
+    if not ratios:
+        return f"{BASE} trains in {base:.1f} s."
+    least, most = (f"{end(ratios.values()):.2f} times ({end(ratios, key=ratios.__getitem__)})" for end in (min, max))
+    return f"{BASE} trains in {base:.1f} s (`{setting}`); others take {least} to {most} as long."
 
 
 # ---- the page ------------------------------------------------------------------------------------------

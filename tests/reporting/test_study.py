@@ -151,16 +151,14 @@ def test_hypotheses_combine_their_claims(results):
 
 def test_the_answer(results):
     text = answer(results, [claim("good", "better")], {}, ROLES)
-    assert len(text.splitlines()) == 5 and "Yes: good reach the goal: worse than batchtopk" in text
-    assert (
-        "In `first` good (FVU 0.0600): no other is better in any metric of the goal; it is better than 3 in FVU" in text
-    )
+    assert len(text.splitlines()) == 5 and "Yes: good reach the goal: not worse than batchtopk in any of" in text
+    assert "In `first`, good (FVU 0.0600): no other is better in any metric of the goal. Of 3 others, " in text
     assert "Supported: a claim (H1)." in text and "24 SAEs: m (`first`)" in text
     worse = Results([row for row in rows() if row.run.method != "good"], {"first": "m"})
     text = answer(worse, [], {}, ROLES)
-    assert "None of 2 variants reaches the goal: worse than batchtopk in nothing" in text
+    assert "No variant reaches the goal: not worse than batchtopk in any of" in text
     assert "none is better in any metric." in text
-    assert "In `first`, 1 of 2 with several seeds have a higher FVU" in text
+    assert "In `first`, 1 of 2 variants with several seeds have a higher FVU" in text
     assert "batchtopk (FVU 0.0660):" in text and "same (FVU 0.0660):" in text
     assert answer(Results([], {}), [], {}, ROLES) == "Not run yet: there are no results."
 
@@ -231,6 +229,10 @@ def test_a_methods_own_rates_come_before_those_it_shares():
     assert set(results.measured("first", "l100", "fvu").values()) == {2.0}
     assert results.unequal_l0("first", "l100", "l100") == 0 and not results.at_end("second", "l30")
     assert summary_table(results, "first").rows[0][1] == "x 2*"
+    assert results.not_run("first", "l100") is None and results.not_run("second", "l100") is None
+    lower = Results([*shared, *(row for row in core if row.run.factor == 1)], models, rate_of={"l100": "l30"})
+    table = summary_table(lower, "first")  # the shared rates are best at 2
+    assert table.rows[0][1] == "x 1†" and "not run at full length: l100 x 2." in table.note
 
 
 def test_trainings_of_full_length_come_before_short_ones():
