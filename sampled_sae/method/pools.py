@@ -117,14 +117,16 @@ class PlainEncoder:
         return activations(self.x, self.weights, latents)
 
     def scores(self, score: Score, group: int, generator: torch.Generator, state: Tensor) -> Tensor:
+        exact = torch.promote_types(self.x.dtype, torch.float32)  # sums over tokens in 16 bits would tie most latents
         if score.reads == "input":
-            centered = (self.x - self.weights.b_dec).view(-1, group, self.x.shape[1])
-            return self.shard.gather(score.from_input(centered, self.weights.W_enc, self.weights.b_enc))
+            centered = (self.x - self.weights.b_dec).to(exact).view(-1, group, self.x.shape[1])
+            encoder = self.weights.W_enc.to(exact), self.weights.b_enc.to(exact)
+            return self.shard.gather(score.from_input(centered, *encoder))
         n = len(self.weights.b_enc)
         if score.reads == "nothing":
             shape = (self.tokens // group, group, n * self.shard.number)
             return score(self.x.new_empty(()).expand(shape), generator, state)
-        Z = self.encode(None).view(self.tokens // group, group, n)
+        Z = self.encode(None).to(exact).view(self.tokens // group, group, n)
         if self.shard.number > 1:
             return score.from_sums(token_sums(Z, score.sums).map(self.shard.gather))
         return score(Z, generator, state)

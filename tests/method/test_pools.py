@@ -17,8 +17,9 @@ from sampled_sae.method.config import (
     Scope,
     Size,
 )
-from sampled_sae.method.pools import churn, draw, highest
-from sampled_sae.method.scores import SCORES
+from sampled_sae.method.parameters import Parameters
+from sampled_sae.method.pools import PlainEncoder, churn, draw, highest
+from sampled_sae.method.scores import SCORES, get_score
 from sampled_sae.utils.errors import UserError
 
 
@@ -107,3 +108,17 @@ def test_churn():
     new = torch.tensor([False, True, True, False])
     assert churn(new, old) == 0.5
     assert churn(old, old) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [name for name, score in SCORES.items() if score.builtin and score.reads != "nothing"])
+def test_weights_of_16_bits_are_scored_in_32(name, dtype):
+    """Counts and sums over many tokens would be rounded until most latents are equal."""
+    weights = Parameters(*(torch.randn(shape).to(dtype) for shape in ((50, 8), 50, (50, 8), 8)))
+    encoder, score, state = PlainEncoder(torch.randn(700, 8).to(dtype), weights), get_score(name), torch.zeros(50)
+    q = encoder.scores(score, 700, generator(), state)
+    if score.reads == "input":
+        right = score.from_input((encoder.x - weights.b_dec).float(), weights.W_enc.float(), weights.b_enc.float())
+    else:
+        right = score(encoder.encode(None).float(), generator(), state)
+    assert torch.equal(q[0].double(), right.double())
