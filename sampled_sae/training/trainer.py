@@ -144,6 +144,8 @@ def run_training(
     `meta`; so are those that other ranks have trained. `divide` says how several ranks share the work (see
     `division.divide`); "none" leaves each process to itself.
     """
+    right = "must be torch.float32, torch.bfloat16 or torch.float64; Adam's moments leave the range of float16"
+    require(dtype in (torch.float32, torch.bfloat16, torch.float64), "dtype", dtype, right)
     ranks = join(device) if divide != "none" else Ranks(device=usable_device(device))
     full, source = checked(configs, shared), open_source(activations)
     if out is None and ranks.world > 1:

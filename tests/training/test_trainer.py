@@ -158,6 +158,13 @@ def test_a_bad_scope_is_refused_before_anything_is_done(activations, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int32, "float32"])
+def test_a_precision_that_cannot_be_trained_in(dtype, activations, tmp_path):
+    with pytest.raises(ss.UserError, match=r"dtype = .*: must be torch.float32, torch.bfloat16 or torch.float64"):
+        ss.train(activations, ss.batchtopk(48, 4), steps=2, batch_size=100, dtype=dtype, out=tmp_path / "run", **QUIET)
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_activations_take_is_counted(activations):
     class Taking(ActivationStream):
         d_in, batch_size, heldout = activations.shape[1], QUIET["batch_size"], activations[:100]
