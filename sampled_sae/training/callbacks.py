@@ -141,7 +141,8 @@ class ProgressBar(Callback):
         self.measured, self.often = time.monotonic(), often
 
     def needs_stats(self, step: int) -> bool:
-        return self.often and time.monotonic() - self.measured > self.SECONDS
+        due = self.bar is not None and self.bar.due(step + 1)
+        return self.often and (due or time.monotonic() - self.measured > self.SECONDS)
 
     def on_batch(self, run: Run, step: int, x: Tensor) -> None:
         self.bar = self.bar or show(run.shared.steps, step, each=(run.shared.batch_size, "tokens"))
@@ -153,9 +154,8 @@ class ProgressBar(Callback):
     def on_steps(self, run: Run, step: int, stats: Mapping[str, Stats] | None) -> None:
         self.fvu |= {(id(run), name): 1 - numbers.fve for name, numbers in (stats or {}).items()}
         if self.bar is not None:
-            low, high = min(self.fvu.values(), default=1.0), max(self.fvu.values(), default=1.0)
-            shown = f"FVU {low:.3f}" if len(self.fvu) == 1 else f"FVU {low:.3f} to {high:.3f}"
-            self.bar.update(step + 1, shown if self.fvu else "")
+            ends = [f"{end(self.fvu.values()):.3f}" for end in (min, max) if self.fvu]
+            self.bar.update(step + 1, f"FVU {' to '.join(dict.fromkeys(ends))}" if ends else "")
 
     def on_end(self, run: Run, saes: list[SAE] | None) -> None:
         if self.bar is not None:

@@ -86,10 +86,12 @@ def check_same(
         raise UserError(f"{record}: the run there is on other activations: {difference}")
 
 
-def write_run(out: Path, description: Mapping[str, Any], source: Mapping[str, Any], finished: bool) -> None:
-    """Write the record."""
+def write_run(
+    out: Path, methods: Mapping[str, str], description: Mapping[str, Any], source: Mapping[str, Any], finished: bool
+) -> None:
+    """Write the record; `methods` are those of the SAEs by name, for its readers."""
     origin = {"source": source, "versions": versions(), "git_commit": git_commit()}
-    write_file(out / "run.json", "run", {"config": description, **origin, "finished": finished})
+    write_file(out / "run.json", "run", {"methods": methods, "config": description, **origin, "finished": finished})
 
 
 # ---- train.json --------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from sampled_sae.data.stream import ActivationStream
 from sampled_sae.formats import describe
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.latents import Shard
+from sampled_sae.method.presets import spec
 from sampled_sae.method.rate import as_begun, summary, with_lr
 from sampled_sae.sae import SAE
 from sampled_sae.training import checkpoint, folder
@@ -206,7 +207,8 @@ class Run:
 
     def _record(self, finished: bool) -> None:
         assert self.out is not None
-        folder.write_run(self.out, self.describe(), self.source, finished)
+        methods = {str(config.name): spec(config) for config in self.configs}
+        folder.write_run(self.out, methods, self.describe(), self.source, finished)
 
     # ---- steps --------------------------------------------------------------------------------------
 

@@ -20,6 +20,10 @@ class Progress:
     def update(self, done: int, note: str = "") -> None:
         pass
 
+    def due(self, done: int) -> bool:
+        """Whether an update prints a line, which stays."""
+        return False
+
     def close(self) -> None:
         pass
 
@@ -80,13 +84,16 @@ class Lines(Progress):
 
     def update(self, done: int, note: str = "") -> None:
         now, rate = time.monotonic(), self.rate.update(done)
-        if done == self.last or (done < min(self.next, self.total) and now - self.said < 30):
+        if not self.due(done):
             return
         self.said, self.last, self.next = now, done, done + max(1, self.total // 10)
         left = "" if done >= self.total else ", starting"
         if rate > 0:
             left = f", {speed(rate, self.unit, self.each)}, {clock((self.total - done) / rate)} left"
         say(f"{self.what}: {counted(done)}/{counted(self.total)} {self.unit}{left}  {note}".rstrip())
+
+    def due(self, done: int) -> bool:
+        return done != self.last and (done >= min(self.next, self.total) or time.monotonic() - self.said >= 30)
 
 
 class Bar(Progress):

@@ -51,3 +51,11 @@ def test_a_run_keeps_the_rate_that_it_began_with(activations, tmp_path, monkeypa
 def test_resume_needs_a_folder(activations):
     with pytest.raises(ss.UserError, match="resume = True: needs the folder of the run; set out"):
         ss.train(activations, ss.batchtopk(48, 4), resume=True, **COMMON)
+
+
+def test_the_record_begins_with_the_methods(activations, tmp_path):
+    configs = [ss.topk(48, 4), ss.sampled(48, 4, "l2", 5, name="mine")]
+    ss.train(activations, configs, out=tmp_path, **COMMON)
+    record = read_file(tmp_path / "run.json", "run")
+    assert record["methods"] == {"topk-s0": "topk", "mine": "sampled:score=l2,l=5"}
+    assert next(key for key in record if key != "format_version") == "methods"
