@@ -110,10 +110,11 @@ def train(
     is returned. `key` names the activations in a file or data set with several tensors or columns.
 
     Training takes `steps`, or `tokens` divided by the batch size. `settings` are fields of `TrainConfig`, such as
-    `batch_size` and `seed`. `heldout` [n, d_in] are tokens for calibration; without it, some of the activations are
-    held out. The returned SAEs take raw activations. With `out`, the log, checkpoints and SAEs are written to that
-    folder, and `resume=True` continues from the last checkpoint, with the same result as without an interruption. With
-    `keep=False`, SAEs saved in `out` are returned without their weights, which frees memory.
+    `batch_size` and `seed`. `heldout` [n, d_in] are tokens for calibration (a dictionary if `activations` is one);
+    without it, some of the activations are held out. The returned SAEs take raw activations. With `out`, the log,
+    checkpoints and SAEs are written to that folder, and `resume=True` continues from the last checkpoint, with the same
+    result as without an interruption. With `keep=False`, SAEs saved in `out` are returned without their weights, which
+    frees memory.
 
     Processes started by torchrun train together. `divide` is saes, latents, both as in 2x4 (groups of SAEs x parts of
     latents), auto, or none (each process trains independently). SAEs of other ranks are returned without their weights.

@@ -41,20 +41,33 @@ def open_source(activations: Any, *, key: str | None = None, heldout: Any = None
     folder of a cache), a `datasets` column, a DataLoader or another iterable of batches, an `ActivationStream`, an
     `Endless` source, or several of these by name (a dictionary). `key` names the tensor in a file, or the column of a
     data set or of an iterable's items, that has several. `heldout` [n, d_in] replaces the tokens that are otherwise
-    set aside.
+    set aside; for several activations by name, it is a dictionary, too.
     """
-    given = None if heldout is None else check_batch(heldout, None, "heldout")
     if isinstance(activations, ActivationSource):
-        if given is not None:
+        if heldout is not None:
             raise UserError(f"heldout: is not used with {type(activations).__name__}, which sets tokens aside itself")
         return activations
     if isinstance(activations, Mapping) and not _is_dataset(activations):
         if not activations:
             raise UserError("activations = {}: must hold at least one layer")
-        parts = {f"layer-{name}" if isinstance(name, int) else str(name): each for name, each in activations.items()}
-        return Source({name: _readable(each, key) for name, each in parts.items()}, given, key)
+        parts = {name: _readable(each, key) for name, each in _by_name(activations).items()}
+        return Source(parts, _held_out(heldout, list(parts)), key)
     path = str(activations) if isinstance(activations, str | Path) and heldout is None else None
-    return Source({NAME: _readable(activations, key)}, given, key, path)
+    return Source({NAME: _readable(activations, key)}, _held_out(heldout, [NAME]), key, path)
+
+
+def _by_name(given: Mapping[Any, Any]) -> dict[str, Any]:
+    return {f"layer-{name}" if isinstance(name, int) else str(name): each for name, each in given.items()}
+
+
+def _held_out(given: Any, names: list[str]) -> dict[str, Tensor] | None:
+    """Held-out tokens [n, d_in] for each of the activations of these names; None if none are given."""
+    if given is None:
+        return None
+    by_name = _by_name(given) if isinstance(given, Mapping) else dict.fromkeys(names[:1], given)
+    if by_name.keys() != set(names):
+        raise UserError(f"heldout: must be a dictionary of tensors [n, d_in], by name as activations: {names}")
+    return {name: check_batch(each, None, "heldout") for name, each in by_name.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,7 @@ class Source(ActivationSource):
 
     parts: Mapping[str, Any]
     """Rows, streams, Endless sources or iterables."""
-    heldout: Tensor | None = None
+    heldout: Mapping[str, Tensor] | None = None
     key: str | None = None
     """Name of the activations among the columns of an iterable's items."""
     path: str | None = None
@@ -89,12 +102,11 @@ class Source(ActivationSource):
     ) -> dict[str, ActivationStream]:
         wanted = heldout_tokens if self.heldout is None else 0
         opened = {name: _open(part, batch_size, wanted, seed, self.key) for name, part in self.parts.items()}
-        if self.heldout is not None:
-            width = self.heldout.shape[1]
-            for stream in opened.values():
-                if width != stream.d_in:
-                    raise UserError(f"heldout has width {width}: the activations have width {stream.d_in}")
-                stream.heldout = self.heldout
+        for name, heldout in (self.heldout or {}).items():
+            width, stream = heldout.shape[1], opened[name]
+            if width != stream.d_in:
+                raise UserError(f"heldout has width {width}: the activations have width {stream.d_in}")
+            stream.heldout = heldout
         return opened
 
 

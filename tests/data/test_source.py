@@ -131,6 +131,18 @@ def test_a_source_is_returned_as_it_is():
         open_source(source, heldout=X)
 
 
+def test_held_out_tokens_of_several_activations():
+    several, held = {3: X, "b": 5 * X}, {"b": 5 * X[:50], 3: X[50:90]}
+    streams = open_source(several, heldout=held).open(90, 100, 0)
+    assert torch.equal(streams["layer-3"].heldout, held[3]) and torch.equal(streams["b"].heldout, held["b"])
+    for wrong in (X[:50], {3: X[:50]}, {3: X[:50], "b": X[:50], "c": X[:50]}):
+        with pytest.raises(
+            UserError, match=r"heldout: must be a dictionary .* by name as activations: \['layer-3', 'b'\]"
+        ):
+            open_source(several, heldout=wrong)
+    assert torch.equal(open_source({3: X}, heldout=X[:50]).open(90, 100, 0)["layer-3"].heldout, X[:50])
+
+
 # ---- what is wrong with it -----------------------------------------------------------------------------
 
 
