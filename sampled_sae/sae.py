@@ -181,6 +181,12 @@ class SAE(nn.Module):
             return torch.addmm(self.b_enc, x, self.W_enc)
         return torch.addmm(self.b_enc[latents], x, self.W_enc.T[latents].T)
 
+    def scales(self, x: Tensor) -> Tensor | float:
+        """x [n, d_in] -> what a code of each token is multiplied by in its reconstruction, [n]; 1 for most SAEs."""
+        if self.cfg.normalize_activations == "none":
+            return 1.0
+        return self._normalization(x.to(self.device, self.dtype))[1][:, 0]
+
     def _normalization(self, x: Tensor) -> tuple[Tensor | float, Tensor]:
         """x [n, d_in] -> what is subtracted from each token, and what the rest is divided by, [n, 1]."""
         if self.cfg.normalize_activations == "constant_norm_rescale":

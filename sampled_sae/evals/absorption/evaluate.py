@@ -123,7 +123,9 @@ def measure_sae(
         latents = find_main_latents(train, test, truths[0], truths[1], settings)
         # Absorption is measured at the words that the probes get right.
         x, letters = readings.measured.x[spelling.right].to(sae.device), readings.measured.letters[spelling.right]
-        codes = encode_words(sae, x, settings.words_at_once)
+        codes, scales = encode_words(sae, x, settings.words_at_once), sae.scales(x)
+        if isinstance(scales, Tensor):  # the SAE normalizes each token, but the probes do not
+            codes = codes._replace(value=codes.value * scales[codes.token].float())
         columns, directions = spelling.column[letters].to(sae.device), spelling.probes.weight.T
         found = absorption(x, codes, columns, directions, sae.W_dec.detach(), latents.main, settings)
         parts, letters = [part.cpu() for part in found], letters.cpu()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sampled_sae.config import plain as as_plain
-from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many
+from sampled_sae.evals.absorption.evaluate import evaluate_absorption_many, measure_sae, read_words
 from sampled_sae.evals.absorption.probes import survey_layers
 from sampled_sae.evals.absorption.schema import to_saebench
 from sampled_sae.evals.absorption.words import LETTERS, make_prompts
@@ -55,6 +55,20 @@ def test_only_the_absorbed_words_are_found():
     assert clean.fraction == clean.full == (0.0, 0.0)
     assert clean.splits == clean.main_f1 == (1.0, 0.0)
     assert {tuple(item.sparse_f1[:1]) for item in clean.letters} == {(1.0,)}
+
+
+@torch.no_grad()
+def test_an_sae_that_normalizes_each_token_is_measured_in_units_of_the_residual_stream():
+    spoken = read_words(speller(), 1, QUICK)
+    times = 100 / float(spoken.readings.measured.x.norm(dim=1).mean())
+    parts = {name: getattr(spoken.readings, name) for name in ("train", "test", "measured")}
+    larger = spoken.readings._replace(**{name: part._replace(x=part.x * times) for name, part in parts.items()})
+    plain = letter_sae().rescale_(times)
+    normalized = letter_sae().rescale_(times * WIDTH**0.5 / 100)  # its tokens have the norm sqrt(d_in)
+    normalized.cfg = replace(normalized.cfg, normalize_activations="constant_norm_rescale")
+    found = [measure_sae(sae, larger, spoken.spelling, QUICK)[ABSORBED] for sae in (plain, normalized)]
+    assert found[0].fraction == pytest.approx(found[1].fraction) and found[0].fraction > 0
+    assert found[0].full_words == found[1].full_words > 0
 
 
 def test_several_saes_are_measured_as_if_alone():
