@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 DASHES = ["solid", "9px,4px", "2px,3px", "9px,3px,2px,3px", "16px,4px", "16px,3px,2px,3px,2px,3px"]
-LABEL_WIDTH = 20  # letters a line
+LABEL_WIDTH, AXIS_WIDTH = 20, 44  # letters per line of a label and of the title of an axis
 
 
 Styles = dict[str, Style]
@@ -41,6 +41,14 @@ def wrapped(text: str) -> str:
     words = re.sub(r"([:,])(?=\S)", "\\1\0 ", text)  # a zero marks a space that is not in the text
     lines = textwrap.wrap(words, LABEL_WIDTH + 2 * words.count("\0"), max_lines=2, placeholder="…")
     return "<br>".join(plain(line.replace("\0 ", "").replace("\0", "")) for line in lines)
+
+
+def axis_title(text: str) -> str:
+    """Title of an axis; a long one in lines that are shorter than a small figure is high or wide."""
+    if len(text) <= AXIS_WIDTH:
+        return plain(text)
+    together = re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", "\0"), text)
+    return "<br>".join(plain(line.replace("\0", " ")) for line in textwrap.wrap(together, AXIS_WIDTH))
 
 
 def described(label: str, stat: Stat | None) -> str:
@@ -297,7 +305,7 @@ def pareto(sweep: Sweep, x: Metric, y: Metric, look: Styles, size: tuple[int, in
     rows = sweep.having(x, y)
     points = means(rows, x, y)
     ranges = [span(reach(rows, metric)) for metric in (x, y)]
-    axes = [{"title": {"text": plain(m.axis)}, "range": ends} for m, ends in zip((x, y), ranges, strict=True)]
+    axes = [{"title": {"text": axis_title(m.axis)}, "range": ends} for m, ends in zip((x, y), ranges, strict=True)]
     figure = base_figure(size[1], axes[0], axes[1], {})
     best: list[int] = []
     if x.better and y.better:

@@ -57,7 +57,7 @@ def against(sweep: Sweep, x: Metric, y: Metric, look: Styles) -> list[Panel]:
             traces.append(scatter([row for row in members if row.group == group], x, y, look[group]))
         if base:
             traces.append(scatter(base, x, y, look[BASE]))
-        titles = (plain(x.axis), plain(y.title))
+        titles = (figures.axis_title(x.axis), figures.axis_title(y.title))
         axes = [{"title": {"text": title}, "range": r, "nticks": 6} for title, r in zip(titles, ranges, strict=True)]
         # l beside each point, or the label where there is no l.
         texts = {i: f"{row.l:g}" if row.l is not None else row.label for i, row in enumerate(members)}

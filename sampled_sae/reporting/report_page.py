@@ -16,7 +16,7 @@ from sampled_sae.evals import registry
 from sampled_sae.reporting import figures, panels
 from sampled_sae.reporting.collect import TRAINING, Found, Saved, kinds
 from sampled_sae.reporting.comparison import compare_part
-from sampled_sae.reporting.figures import PAIRS, REFERENCE, Styles, about, marker, plain, styles, value_text
+from sampled_sae.reporting.figures import PAIRS, REFERENCE, Styles, about, axis_title, marker, styles, value_text
 from sampled_sae.reporting.pages import Figure, Finding, Mark, bold, finding, in_words, render, several, training
 from sampled_sae.reporting.palette import MUTED, PALE
 from sampled_sae.reporting.sweep import BASE, Configuration, Sweep, group_title, key_of
@@ -161,7 +161,7 @@ def _explorer(sweep: Sweep, look: Styles) -> dict[str, Any] | None:
         "front": MUTED,
         "bars": PALE,
         "metrics": {
-            name: {"title": m.title, "axis": plain(m.axis), "better": m.better, "meaning": m.meaning}
+            name: {"title": m.title, "axis": axis_title(m.axis), "better": m.better, "meaning": m.meaning}
             for name, m in metrics.items()
         },
         # The base is drawn last, on top.

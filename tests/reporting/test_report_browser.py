@@ -12,7 +12,7 @@ pytest.importorskip("plotly")
 
 from sampled_sae.method import presets
 from sampled_sae.reporting.collect import collect
-from sampled_sae.reporting.figures import front
+from sampled_sae.reporting.figures import axis_title, front
 from sampled_sae.reporting.sweep import sweeps
 from sampled_sae.reporting.write import write_report
 from tests.chromium import Opened
@@ -67,7 +67,9 @@ def test_any_two_numbers_and_their_front(shared: Explored, report: Path) -> None
         assert list(zip(line["x"], line["y"], strict=True)) == [known[i] for i in best]
         said = shared.page.locator("article:not([hidden]) [data-front]").inner_text()
         assert all(sweep.rows[i].label in said for i in best)
-        assert shared.page.evaluate("document.getElementById('s0-pareto').layout.xaxis.title.text") == by_name[x].axis
+        assert shared.page.evaluate("document.getElementById('s0-pareto').layout.xaxis.title.text") == axis_title(
+            by_name[x].axis
+        )
 
 
 def test_no_front_without_a_better_end(shared: Explored) -> None:
@@ -147,9 +149,29 @@ def test_models_are_shown_one_at_a_time(shared: Explored) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone(browser: Any, report: Path, scheme: str) -> None:
-    opened = Explored(browser, report / "out" / "index.html", width=400, scheme=scheme)
-    assert opened.page.evaluate("document.documentElement.scrollWidth") == 400
+    opened = Explored(browser, report / "out" / "index.html", width=390, scheme=scheme)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") == 390
     cross = opened.data("s0-pareto")[-1]["marker"]["color"]
     assert cross == {"light": "#000000", "dark": "#ffffff"}[scheme]
     assert opened.page.evaluate("document.getElementById('s0-pareto').layout.dragmode") is False
+    opened.close()
+
+
+CUT = """() => [...document.querySelectorAll(".plot text")].filter(text => {
+  const inner = text.getBoundingClientRect(), outer = text.closest(".plot").getBoundingClientRect();
+  return inner.width && (inner.left < outer.left || inner.top < outer.top - 1 || inner.right > outer.right + 1 ||
+    inner.bottom > outer.bottom + 1);
+}).map(text => text.textContent)"""
+
+
+def test_no_title_of_any_metric_is_cut_off_on_a_phone(browser: Any, report: Path) -> None:
+    opened = Explored(browser, report / "out" / "index.html", width=390)
+    boxes = opened.page.locator("article:not([hidden]) select")
+    titles = set()
+    for box in boxes.all():
+        for name in box.evaluate("box => [...box.options].map(option => option.value)"):
+            box.select_option(name)
+            assert opened.page.evaluate(CUT) == [], name
+            titles |= {*opened.page.locator("#s0-pareto .xtitle").all_text_contents()}
+    assert any("shuffled" in title for title in titles)
     opened.close()
