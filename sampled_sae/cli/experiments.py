@@ -238,7 +238,7 @@ class StudyCommand:
             train, select, report = texts
             material = study.Material(train, select, report, tokens=self.tokens, probing=self.probing, words=self.words)
             if self.do == "autointerp":
-                print(study.judge_slices(declared, material, self.out, self.embedder))
+                print(study.judge_slices(declared, material, self.out, self.embedder, device=self.device))
             else:
                 whole = study.run_study(declared, material, self.out, self.stages, self.device, self.until)
                 print(self.out / study.RESULTS, "" if whole else "(not finished: the same command continues)")

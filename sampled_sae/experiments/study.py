@@ -305,9 +305,17 @@ class Work:
             os.fsync(file.fileno())
 
 
-def judge_slices(study: Study, material: Material, out: Path, embedder: str | None, tokens: int = 250_000) -> Path:
+def judge_slices(
+    study: Study,
+    material: Material,
+    out: Path,
+    embedder: str | None,
+    tokens: int = 250_000,
+    device: str | None = None,
+) -> Path:
     """Automated interpretability of the slices in `out`, with an embedding model as the judge; adds their lines."""
-    work = Work(study, material, out, None, Budget())
+    system.usable_device(device)
+    work = Work(study, material, out, device, Budget())
     rows = work.rows()
     done = {row.run for row in rows if row.measure == "autointerp"}
     live = {row.run: [row.values.get(f"live_{n}", 0.0) for n in range(3)] for row in rows if row.measure == "slices"}

@@ -198,6 +198,9 @@ def experiment(
     of_data: dict[str, Any] = {"buckets": buckets, "coefficients": coefficients}
     if data is not None:
         of_data |= {"p_low": PRESETS[data].p_low, "p_high": PRESETS[data].p_high}
+    for name, value in {"data": data, "buckets": buckets, "coefficients": coefficients}.items():
+        if value is not None and not isinstance(base.data, SyntheticConfig):
+            raise UserError(f"{name} = {value!r}: is for the paper's data; preset {preset!r} has other data")
     made = replace(base.data, **{name: value for name, value in of_data.items() if value is not None})
     given: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in changes.items() if v is not None

@@ -280,6 +280,9 @@ def test_texts_and_results_are_needed(design, tmp_path, capsys):
         with pytest.raises(SystemExit):
             cli.main(["study", str(design), "--do", "run", "--out", str(tmp_path / "new"), *texts, flag, value])
         assert f"error: {message}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["study", str(design), "--do", "autointerp", "--out", str(tmp_path), *texts, "--device", "gpu"])
+    assert "error: device = 'gpu'" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
     page = tmp_path / "results.md"
     cli.main(["study", str(design), "--do", "tables", "--out", str(tmp_path)])

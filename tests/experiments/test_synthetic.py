@@ -63,6 +63,13 @@ def test_presets_of_the_protocol():
     assert (finite.samples, finite.d_sae, len(finite.seeds)) == (10_000, 65_536, 3)
 
 
+@pytest.mark.parametrize("changes", [{"data": "p-20"}, {"buckets": "random"}, {"coefficients": "signed"}])
+def test_settings_of_the_papers_data_are_refused_with_other_data(changes):
+    [(name, value)] = changes.items()
+    with pytest.raises(UserError, match=f"{name} = '{value}': is for the paper's data; preset 'synthsaebench'"):
+        synthetic.experiment("synthsaebench", **changes)
+
+
 def test_the_benchmarks_data_in_the_experiment(tmp_path):
     data = SynthSAEBenchConfig(d=16, features=60, roots=3, branching=2, depth=2, orthogonalization=5, rank=2)
     tiny = replace(TINY, data=data, steps=60, only=("batchtopk",))
