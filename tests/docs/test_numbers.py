@@ -3,6 +3,7 @@
 import json
 import re
 import statistics
+from functools import cache
 from pathlib import Path
 
 from sampled_sae.experiments.design import load_study
@@ -51,14 +52,19 @@ def test_quality():
     check("absorption](", [evaluated[name]["absorption"] for name in TOOLKITS])
 
 
-def study(method: str, metric: str, measure: str = "core", setting: str = "primary", middle=statistics.fmean) -> float:
-    """The mean over seeds in a setting of the study, with the learning rate that counts there."""
+@cache
+def results() -> Results:
+    """All rows of the study."""
     design = load_study(ROOT / "docs/results/design.json")
     rows = read_rows(ROOT / "docs/results/results.jsonl")
-    results = Results(rows, {name: it.model for name, it in design.settings.items()})
-    found = [row for row in rows if (row.run.setting, row.run.method, row.measure) == (setting, method, measure)]
+    return Results(rows, {name: it.model for name, it in design.settings.items()})
+
+
+def study(method: str, metric: str, measure: str = "core", setting: str = "primary", middle=statistics.fmean) -> float:
+    """The mean over seeds in a setting of the study, with the learning rate that counts there."""
+    found = [row for row in results().rows if (row.run.setting, row.run.method, row.measure) == (setting, method, measure)]
     if metric != "seconds":  # not measured where runs shared the GPU
-        found = [row for row in found if row.run.factor == results.best(setting, method)]
+        found = [row for row in found if row.run.factor == results().best(setting, method)]
     found = [row for row in found if metric in row.values]
     assert len(found) >= 3, method
     return middle(row.values[metric] for row in found)
