@@ -14,8 +14,8 @@ from sampled_sae.method.latents import WHOLE, Shard, is_sliced
 from sampled_sae.training.learner import Learner
 from sampled_sae.utils.ranks import Group
 
-D, M, K, BATCH, STEPS = 12, 96, 5, 48, 50
-LOOK = 10
+D, M, K, BATCH, STEPS = 12, 96, 5, 48, 20
+LOOK = 4
 """Steps between two looks at what is selected and measured."""
 SHORT = {"auxk": AuxKConfig(dead_after=10**9)}
 DYING = AuxKConfig(alpha=1 / 8, dead_after=5 * BATCH, k=8)
@@ -48,6 +48,8 @@ CASES: dict[str, SAEConfig] = {
     "jumprelu": ss.jumprelu(M, K, auxk=DYING),
 }
 """Every method, and what else depends on latents of other ranks."""
+OVER = {3: list(CASES), 2: ["topk", "entropy, sampled", "matryoshka, auxk"]}
+"""Cases by number of ranks: all of them with a rank in the middle, some on ranks that have other numbers in the world."""
 
 
 def batch(step: int) -> torch.Tensor:
@@ -76,7 +78,7 @@ def chosen(learner: Learner, selection: Any) -> torch.Tensor:
 
 
 def train(config: SAEConfig, shard: Shard = WHOLE) -> dict[str, Any]:
-    """50 steps, what some of them selected and measured, and the state at the end."""
+    """What some of the steps selected and measured, and the state at the end."""
     learner = Learner(config, D, STEPS, 3, torch.device("cpu"), torch.float32, shard=shard)
     select, kept, stats = learner.path.select, [], []
 
@@ -119,15 +121,14 @@ def tied(config: SAEConfig) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
 
 
 def run(rank: int, world: int, folder: Path, states: dict[str, dict[str, torch.Tensor]]) -> None:
-    """One of the processes: all cases over pairs of ranks and over all of them, the results into `folder`."""
+    """One of the processes: the cases over all ranks and over the last two, the results into `folder`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
-    pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
-    both = Group(rank % 2, 2, pairs[rank // 2])
-    mine = list(CASES)[rank // 2 :: world // 2]  # two pairs share the cases
-    over = {2: (Shard(both), mine), world: (Shard(Group(rank, world, dist.group.WORLD)), list(CASES))}
-    for number, (shard, names) in over.items():
-        for name in names:
+    pair = dist.new_group([world - 2, world - 1])
+    groups = {world: Group(rank, world, dist.group.WORLD), 2: Group(rank - world + 2, 2, pair)}
+    for number, names in OVER.items():
+        shard = Shard(groups[number])
+        for name in names if shard.index >= 0 else ():
             found = train(CASES[name], shard)
             found["again"] = of_state(CASES[name], states[name], batch(STEPS), shard)
             if CASES[name].jumprelu is None:
