@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,11 @@ from sampled_sae.training.callbacks import Callback
 from sampled_sae.training.learner import LOOK_EVERY, Learner
 from sampled_sae.training.step import PlainPath, add_auxk
 from sampled_sae.utils.errors import UserError
-from tests.kernels.test_path import DEVICE, B, K, M, distance, weights_and_batch
+from tests.kernels import test_path
+from tests.kernels.test_path import DEVICE, K, distance
+
+M, B = 70, 24
+weights_and_batch = partial(test_path.weights_and_batch, seed=0, m=M, tokens=B)
 
 
 def reference_cut(z: torch.Tensor, keep: int) -> torch.Tensor:
