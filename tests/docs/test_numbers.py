@@ -62,7 +62,8 @@ def results() -> Results:
 
 def study(method: str, metric: str, measure: str = "core", setting: str = "primary", middle=statistics.fmean) -> float:
     """The mean over seeds in a setting of the study, with the learning rate that counts there."""
-    found = [row for row in results().rows if (row.run.setting, row.run.method, row.measure) == (setting, method, measure)]
+    wanted = (setting, method, measure)
+    found = [row for row in results().rows if (row.run.setting, row.run.method, row.measure) == wanted]
     if metric != "seconds":  # not measured where runs shared the GPU
         found = [row for row in found if row.run.factor == results().best(setting, method)]
     found = [row for row in found if metric in row.values]

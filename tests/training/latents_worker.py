@@ -49,7 +49,7 @@ CASES: dict[str, SAEConfig] = {
 }
 """Every method, and what else depends on latents of other ranks."""
 OVER = {3: list(CASES), 2: ["topk", "entropy, sampled", "matryoshka, auxk"]}
-"""Cases by number of ranks: all of them with a rank in the middle, some on ranks that have other numbers in the world."""
+"""Cases by number of ranks: all with a rank in the middle, some on two that have other numbers in the world."""
 
 
 def batch(step: int) -> torch.Tensor:
