@@ -93,6 +93,8 @@ def find_saes(folders: Sequence[Path]) -> list[Path]:
         inside = saes_in(folder)
         if not inside and not folder.exists():
             raise UserError(f"{str(folder)!r}: there is no such folder")
+        if not inside and (folder / "run.json").exists():
+            raise UserError(f"{str(folder)!r}: the run has no SAE yet; sampled-sae resume continues it")
         if not inside:
             raise UserError(f"{str(folder)!r}: holds no SAE; must be the folder of one, or of a run")
         found |= dict.fromkeys(inside)

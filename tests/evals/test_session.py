@@ -32,6 +32,12 @@ def test_what_a_killed_save_leaves_is_no_sae(tmp_path):
     assert find_saes([tmp_path / "run"]) == [whole]
     with pytest.raises(UserError, match="there is no such folder"):
         find_saes([tmp_path / "run" / "nothing"])
+    (tmp_path / "begun").mkdir()
+    with pytest.raises(UserError, match="holds no SAE"):
+        find_saes([tmp_path / "begun"])
+    (tmp_path / "begun" / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="the run has no SAE yet; sampled-sae resume continues it"):
+        find_saes([tmp_path / "begun"])
 
 
 def test_a_run_below_a_hidden_folder_is_found(tmp_path):
