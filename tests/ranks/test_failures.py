@@ -20,11 +20,7 @@ SCRIPT = "tests.ranks.disturbed"
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    subprocess.run(
-        [*ranks.torchrun(1, SCRIPT, folder, "none", 0)],
-        **{"env": ranks.environment(), "cwd": ranks.ROOT, "check": True, "capture_output": True},
-    )
+    ranks.tensors(folder := tmp_path_factory.mktemp("alone") / "run")
     return ranks.content(folder)
 
 
@@ -51,9 +47,7 @@ def assert_goes_on(out: Path, alone: dict) -> None:
     """The last checkpoint is whole, and the training ends as if nothing had happened."""
     newest = max((out / "checkpoints").glob("step-*"))
     assert checkpoint.load(newest).step >= 20
-    command = ranks.torchrun(2, SCRIPT, out, "none", 0)
-    done = subprocess.run(command, env=ranks.environment(), cwd=ranks.ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    ranks.over_ranks(2, ranks.tensors, out)
     (out / "disturbed").unlink(missing_ok=True)
     assert ranks.content(out) == alone
 

@@ -16,8 +16,8 @@ def alone(tmp_path_factory):
 def four(tmp_path_factory):
     """The jobs on four ranks."""
     folder = tmp_path_factory.mktemp("four")
-    jobs = [f"{job}:{how}" for how in ("saes", "latents", "2x2") for job in ("stopped", "tensors")]
-    ranks.run_jobs(4, folder, *jobs, "harvest:saes", "harvest:2x2")
+    jobs = [f"{job}:{how}" for how in ("saes", "latents") for job in ("stopped", "tensors")]
+    ranks.run_jobs(4, folder, *jobs, "tensors:2x2", "harvest:saes", "harvest:2x2")
     return folder
 
 

@@ -1,15 +1,13 @@
-"""Trainings that are the same on one process and on several, and how to start these.
-
-`python -m torch.distributed.run --nproc-per-node N -m tests.training.ranks FOLDER JOB...` runs them under torchrun.
-"""
+"""Trainings that are the same on one process and on several, and how to start these."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
+import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 from safetensors.torch import load
 
 import sampled_sae as ss
 from sampled_sae.data.model_source import model_activations
 from sampled_sae.training.run import Callback
-from sampled_sae.utils.ranks import own_rank
+from sampled_sae.utils.ranks import leave, own_rank
 
 ROOT = Path(__file__).parents[2]
 VOLATILE = ("seconds", "tokens_per_second", "checksum", "versions", "git_commit")
@@ -179,11 +178,41 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", **more}
 
 
-def run_jobs(ranks: int, folder: Path, *jobs: str) -> None:
+def over_ranks(number: int, function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function in so many processes, with the variables that torchrun sets but without its own process.
+
+    Forks need not import torch anew; but they cannot use a GPU that this process uses.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    method = "spawn" if torch.cuda.is_available() else "fork"
+    started = mp.start_processes(_rank, (number, port, function, arguments), number, join=False, start_method=method)
+    end = time.monotonic() + 600
+    while not started.join(timeout=1):
+        if time.monotonic() > end:
+            for process in started.processes:
+                process.kill()
+            raise TimeoutError(f"{function.__name__} on {number} ranks")
+
+
+def _rank(rank: int, number: int, port: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in numbers.items()}, MASTER_ADDR="127.0.0.1")
+    function(*arguments)
+    leave()
+
+
+def run_jobs(number: int, folder: Path, *jobs: str) -> None:
     """Run jobs one after the other on so many ranks, each in `folder`/JOB."""
-    command = torchrun(ranks, "tests.training.ranks", folder, *jobs)
-    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-5000:]
+    over_ranks(number, _jobs, folder, jobs)
+
+
+def _jobs(folder: Path, jobs: tuple[str, ...]) -> None:
+    for job in jobs:
+        name, _, divide = job.partition(":")
+        JOBS[name](folder / job.replace(":", "-"), divide=divide or "auto")
 
 
 def on_one_process(folder: Path) -> dict[str, dict[str, Any]]:
@@ -191,15 +220,3 @@ def on_one_process(folder: Path) -> dict[str, dict[str, Any]]:
     tensors(folder / "tensors")
     harvest(folder / "harvest")
     return {name: content(folder / name) for name in ("tensors", "harvest")}
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    folder, *jobs = sys.argv[1:]
-    for job in jobs:
-        name, _, divide = job.partition(":")
-        JOBS[name](Path(folder) / job.replace(":", "-"), divide=divide or "auto")
-
-
-if __name__ == "__main__":
-    main()
