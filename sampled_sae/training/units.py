@@ -12,6 +12,7 @@ from torch import Tensor
 from sampled_sae.data.stream import ActivationStream, bad_value
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import by_threshold, calibrated_threshold
+from sampled_sae.training.jumprelu import PEER_START
 from sampled_sae.training.learner import CLOSED, Learner
 from sampled_sae.training.settings import InputNorm
 from sampled_sae.utils.errors import UserError
@@ -77,6 +78,8 @@ def finished(
     if len(heldout):
         if (closed := learner.closed()) is not None:
             part.threshold = torch.where(closed, CLOSED, 1.0)
+        elif part.threshold.ndim:  # dictionary_learning's may fall below 0, where no factor could raise them
+            part.threshold = torch.where(part.threshold > 0, part.threshold, PEER_START * scale)
         theta = calibrated_threshold(part, heldout, learner.config.k, batch_size, ranks)
         if closed is not None:
             part.threshold = torch.where(closed, CLOSED, theta)

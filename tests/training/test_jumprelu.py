@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sampled_sae as ss
-from sampled_sae.method.config import AuxKConfig, JumpReLUConfig
+from sampled_sae.method.config import AuxKConfig, JumpReLUConfig, OptimizerConfig, SAEConfig
 from sampled_sae.method.parameters import JumpReLUParameters, start_parameters
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import as_trained, by_threshold
@@ -101,3 +101,24 @@ def test_it_takes_no_pool():
     with pytest.raises(ss.UserError, match=r"^jumprelu = JumpReLUConfig\(.*\): takes neither a pool nor a cut"):
         ss.topk(64, 4, jumprelu=JumpReLUConfig())
     assert ss.SAEConfig.from_dict(ss.jumprelu(64, 4).to_dict()) == ss.jumprelu(64, 4)
+
+
+def test_thresholds_below_zero_are_calibrated_too(activations, tmp_path):
+    """Without a penalty, dictionary_learning's thresholds fall; the SAE must load, and have an L0 of K all the same."""
+    config = SAEConfig(
+        48,
+        2,
+        jumprelu=JumpReLUConfig(variant="dictionary_learning", bandwidth=0.001, penalty=0),
+        optimizer=OptimizerConfig(lr=1e-2),
+    )
+    below = []
+
+    class Look(ss.Callback):
+        def on_step(self, run, learner, step, stats):
+            below.append(int((learner.weights.threshold <= 0).sum()))
+
+    settings = {"steps": 60, "batch_size": 200, "device": "cpu", "progress": False}
+    ss.train(1000 * activations, config, out=tmp_path / "run", callbacks=[Look()], **settings)
+    sae = ss.SAE.load(tmp_path / "run" / "saes" / "jumprelu-s0")
+    assert below[-1] > 5 and bool((sae.threshold > 0).all())
+    assert sae.cfg.metadata["training"]["heldout"]["l0"] == pytest.approx(2, abs=0.02)
