@@ -129,8 +129,8 @@ def train(
     if not all(isinstance(config, SAEConfig) for config in listed):
         right = "must be one or several configurations, such as ss.batchtopk(d_sae=16384, k=32)"
         raise UserError(f"configs = {configs!r}: {right}")
-    for name in dict.fromkeys(label(config) for config in listed if config.holds_all) if progress else ():
-        print(f"{name}: its pool holds all latents, so it is BatchTopK", file=sys.stderr)
+    for line in dict.fromkeys(f"{label(config)}: {config.note}" for config in listed if config.note and progress):
+        print(line, file=sys.stderr)
     found = run_training(
         open_source(activations, key=key, heldout=heldout),
         configs,

@@ -356,7 +356,12 @@ class SAEConfig(Config):
         return self.d_sae if share is None else min(self.d_sae, math.floor(share * self._pool_size(1.0) + 1e-9))
 
     @property
-    def holds_all(self) -> bool:
-        """Whether the pool has a size that leaves no latent out from the start, so that it is BatchTopK."""
-        full = self.pool.restricts and self.pool.size.latents(self.k, self.d_sae) == self.d_sae
-        return full and self.pool.scope == Scope() and self.cut == "batch"
+    def note(self) -> str:
+        """What about its pool has no effect, in words; empty if all has."""
+        pool = self.pool
+        if not pool.restricts:
+            names = ("score", "pick", "schedule", "refresh", "memory", "inference_size")
+            unused = [f"pool.{name}" for name in names if getattr(pool, name) != getattr(PoolConfig(), name)]
+            return f"without pool.size, {' and '.join(unused)} cannot have an effect" if unused else ""
+        full = pool.size.latents(self.k, self.d_sae) == self.d_sae and (pool.scope, self.cut) == (Scope(), "batch")
+        return "its pool holds all latents, so it is BatchTopK" if full else ""

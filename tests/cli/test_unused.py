@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 import sampled_sae as ss
 from sampled_sae import cli
 from sampled_sae.cli import load, parse
+from sampled_sae.method.config import Released
 
 SIZE = ("--latents", 48, "--k", 4)
 SHORT = ("--steps", 5, "--batch-size", 200, "--device", "cpu")
@@ -113,6 +114,20 @@ def test_a_pool_of_all_latents_is_told(acts, tmp_path, capsys):
     train(acts, "--out", tmp_path / "run", *SIZE, *SHORT, *words)
     told = [line for line in capsys.readouterr().err.splitlines() if "pool holds all latents" in line]
     assert told == [f"l2-{l}: its pool holds all latents, so it is BatchTopK" for l in ("l12", "l1000")]
+
+
+def test_settings_of_a_pool_without_a_size_are_told(activations, capsys):
+    configs = [
+        ss.SAEConfig(48, 4, pool=ss.PoolConfig("entropy", memory=0.9)),
+        ss.SAEConfig(48, 4, pool=ss.PoolConfig(schedule=Released(0.5))),
+        *(ss.batchtopk(48, 4), ss.topk(48, 4), ss.sampled(48, 4, "entropy"), ss.jumprelu(48, 4)),
+    ]
+    ss.train(activations, configs, steps=1, batch_size=200, device="cpu")
+    told = [line for line in capsys.readouterr().err.splitlines() if "effect" in line]
+    assert told == [
+        "batchtopk-memory0.9: without pool.size, pool.score and pool.memory cannot have an effect",
+        "batchtopk-released50: without pool.size, pool.schedule cannot have an effect",
+    ]
 
 
 @pytest.mark.parametrize(
