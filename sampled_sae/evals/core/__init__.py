@@ -149,7 +149,8 @@ class Core(Evaluation):
 
     def settings_for(self, config: CoreConfig, sae: InferenceConfig, model: LanguageModel) -> CoreConfig:
         """As the SAE was trained: without the same positions and norms, with selection in batches of the same size."""
-        trained, limit = sae.metadata, config.norm_limit or sae.metadata.get("high_norm_limit")
+        trained, saved = sae.metadata, sae.metadata.get("high_norm_limit")
+        limit = config.norm_limit or (saved if config.norm_factor == CoreConfig().norm_factor else None)
         context = config.context or int(trained.get("context_size") or 512)
         return replace(
             config,
@@ -157,7 +158,7 @@ class Core(Evaluation):
             left_out=config.left_out or special_tokens(model.tokenizer),
             norm_limit=None if limit is None else float(limit),
             # An SAE that was trained without high-norm tokens leaves them as they are.
-            put_in=config.put_in or ("saebench" if limit is None else "normal"),
+            put_in=config.put_in or ("saebench" if limit is None and saved is None else "normal"),
             cut_batch=config.cut_batch or int(trained.get("training", {}).get("batch_size") or 4096),
             contexts_at_once=config.contexts_at_once or contexts_at_once(model, context),
         )

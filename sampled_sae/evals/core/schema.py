@@ -37,14 +37,15 @@ class CoreConfig(Config):
     context: Positive | None = None
     """Tokens per context. Default: as in training."""
     skip_first: Count = 0
-    """Positions to exclude at the start of each context."""
+    """Positions to exclude at the start of each context; 0 excludes those that training excluded."""
     left_out: tuple[int, ...] = ()
     """Ids of tokens to exclude; `special_tokens` gives those that SAEBench excludes."""
     norm_factor: NormFactor = 10.0
-    """Tokens whose norm is above this many times the median of the measured ones are high-norm tokens."""
+    """Tokens whose norm is above this many times the median of the measured ones are high-norm tokens. A limit that
+    training saved with the SAE replaces 10, but no other factor."""
     norm_limit: PositiveNumber | None = None
-    """Absolute norm above which tokens are high-norm tokens, such as the limit saved by training; replaces
-    `norm_factor`."""
+    """Absolute norm above which tokens are high-norm tokens; replaces `norm_factor`. Default: the limit that training
+    saved."""
     put_in: PutIn | None = None
     """Positions at which the reconstruction and the ablations replace the residual stream. Default: normal for SAEs
     that were trained without high-norm tokens, saebench for others."""

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sampled_sae.evals.core import contexts_at_once
+from sampled_sae.evals.core import Core, contexts_at_once
 from sampled_sae.evals.core.schema import CoreConfig, special_tokens
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.utils.errors import UserError
 
 
@@ -48,3 +49,18 @@ def test_contexts_in_one_pass_follow_from_the_gpus_memory(monkeypatch, gib, voca
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     model = SimpleNamespace(device=torch.device("cuda"), vocabulary=vocabulary)
     assert contexts_at_once(model, context) == contexts
+
+
+def test_a_factor_that_is_given_is_used_although_training_saved_a_limit():
+    model = SimpleNamespace(device=torch.device("cpu"), tokenizer=SimpleNamespace(bos_token_id=0))
+    trained, other = InferenceConfig(4, 8, metadata={"high_norm_limit": 50.0}), InferenceConfig(4, 8)
+
+    def used(sae, **given):
+        found = Core().settings_for(CoreConfig(**given), sae, model)
+        return found.norm_limit, found.norm_factor, found.put_in
+
+    assert used(trained) == (50.0, 10.0, "normal")
+    assert used(trained, norm_factor=math.inf) == (None, math.inf, "normal")
+    assert used(trained, norm_factor=5, norm_limit=7) == (7.0, 5.0, "normal")
+    assert used(other) == (None, 10.0, "saebench")
+    assert used(other, norm_factor=5) == (None, 5.0, "saebench")
