@@ -11,6 +11,7 @@ draws of its own: it is not the published model itself, whose weights are on the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from sampled_sae.config import Config, Count, NonNegative, OpenShare, Positive, 
 from sampled_sae.data.frames import coherence
 from sampled_sae.data.stream import Endless
 from sampled_sae.data.synthetic import Split, stream_seed
+from sampled_sae.utils.system import matmul_precision
 
 CHUNK = 4096  # samples made at one time: their codes take features / d times the room
 
@@ -58,7 +60,7 @@ class SynthSAEBenchConfig(Config):
     """Rank of the correlations between features."""
     correlation: NonNegative = 0.1
     """Scale of the correlations: standard deviation of the entries of their factor."""
-    bias: NonNegative = 1.0
+    bias: NonNegative = 0.5
     """Norm of a constant that is added to every sample."""
     orthogonalization: Count = 100
     """Adam steps at a rate of 3e-4 that make random directions more orthogonal."""
@@ -135,7 +137,7 @@ class SynthSAEBench(Endless):
         place: dict[str, Any] = {"generator": generator, "device": self.device}
         common = torch.randn((n, self.config.rank), **place) @ self.factor.T
         active = common.addcmul_(torch.randn(shape, **place), self.own) > self.threshold
-        values = torch.randn(shape, **place).mul_(self.std).add_(self.mean).relu_().mul_(active)
+        values = torch.addcmul(self.mean, torch.randn(shape, **place), self.std).relu_().mul_(active)
         for parents, children in self._families():
             own = values[:, children].unflatten(1, (-1, self.config.branching))
             # Of several children that fire a random one stays.
@@ -148,14 +150,24 @@ class SynthSAEBench(Endless):
     def batch(self, index: int, size: int, split: Split = "train") -> Tensor:
         """Fresh samples number `index`; [size, d]. Decided by the config's seed and the arguments alone."""
         require(size >= 1, "size", size, "must be at least 1 sample")
+        return torch.cat([x for x, _ in self.parts(index, size, split)])
+
+    def parts(self, index: int, size: int, split: Split = "train") -> Iterator[tuple[Tensor, Tensor]]:
+        """The same samples in chunks, each with its codes: [n, d] and [n, features]."""
         generator = torch.Generator(self.device).manual_seed(stream_seed(self.config.seed, split, index))
-        parts = [self.codes(min(CHUNK, size - start), generator) @ self.dictionary for start in range(0, size, CHUNK)]
-        return torch.cat(parts) + self.offset
+        for start in range(0, size, CHUNK):
+            yield self._samples(min(CHUNK, size - start), generator)
 
     def fixed(self, n: int) -> Tensor:
         """A fixed data set of n samples; [n, d]."""
         generator = torch.Generator(self.device).manual_seed(stream_seed(self.config.seed, "fixed", 0))
-        return torch.cat([self.codes(CHUNK, generator) @ self.dictionary for _ in range(0, n, CHUNK)])[:n] + self.offset
+        return torch.cat([self._samples(CHUNK, generator)[0] for _ in range(0, n, CHUNK)])[:n]
+
+    def _samples(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        codes = self.codes(n, generator)
+        # Rounding to TF32 makes the product several times faster on a GPU; the published samples are in bfloat16.
+        with matmul_precision("high"):
+            return torch.addmm(self.offset, codes, self.dictionary), codes
 
     def statistics(self, n: int = 10_000) -> dict[str, Any]:
         """Statistics of n samples, as those of `SyntheticData`."""
@@ -184,7 +196,9 @@ def orthogonalized(rows: Tensor, steps: int, lr: float = 3e-4) -> Tensor:
     optimizer = torch.optim.Adam([rows], lr=lr)
     for _ in range(steps):
         with torch.no_grad():
-            # Gradient of the sum of squared products of different rows, without their n x n matrix.
-            rows.grad = rows @ (rows.T @ rows) - rows * rows.square().sum(1, keepdim=True)
+            # A quarter of the gradient of the sum of squared products of different rows, without their n x n matrix,
+            # plus n times the squared errors of the squared norms: without that term all rows would mostly shrink.
+            squares = rows.square().sum(1, keepdim=True)
+            rows.grad = rows @ (rows.T @ rows) - rows * squares + len(rows) * (squares - 1) * rows
         optimizer.step()
     return normalize(rows.detach(), dim=1)

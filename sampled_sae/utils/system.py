@@ -1,4 +1,4 @@
-"""Device, free memory, versions, git commit and signals."""
+"""Device, precision of products, free memory, versions, git commit and signals."""
 
 from __future__ import annotations
 
@@ -30,6 +30,17 @@ def usable_device(name: str | torch.device | None) -> torch.device:
         reason = str(error).strip().splitlines()[0].split(". ")[0]
         raise UserError(f"device = {str(name)!r}: cannot be used ({reason})") from None
     return device
+
+
+@contextmanager
+def matmul_precision(name: str) -> Iterator[None]:
+    """Whether float32 products on a GPU may round to TF32 (`high`) or not (`highest`)."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def versions() -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from sampled_sae.config import read_file
 from sampled_sae.experiments.synthetic import EXPERIMENTS, grid
 from sampled_sae.method import presets
-from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.config import OptimizerConfig, SAEConfig
 from sampled_sae.reporting.study_synthetic import synthetic_table
 from sampled_sae.reporting.synthetic import load_results
 
@@ -111,9 +111,39 @@ def rows_of_examples() -> list[str]:
     return found
 
 
+def recipes() -> dict[str, list[dict]]:
+    """The small SynthSAEBench: the last measurements of each recipe's runs."""
+    runs = json.loads((DOCS / "synthetic/synthsaebench.json").read_text())["runs"]
+    return {name: [run for run in runs if run["recipe"] == name] for name in dict.fromkeys(r["recipe"] for r in runs)}
+
+
+def at_end(name: str, key: str) -> float:
+    return statistics.fmean(run[key] for run in recipes()[name] if run["step"] == run["steps"])
+
+
+def rows_of_recipes() -> list[str]:
+    titles = {
+        "saelens": "SAELens, published settings",
+        "saelens-own": "the same, on its own generator",
+        "preset": "paper recipe",
+        "defaults-early": "package's recipe, as in the preset",
+    }
+    found = []
+    for name, title in titles.items():
+        runs = recipes()[name]
+        last = [run for run in runs if run["step"] == run["steps"]]
+        assert {run["steps"] for run in runs} == {10_000}
+        cells = [f"{statistics.fmean(run['fve'] for run in last):.3f}"]
+        for step in (1000, 2500, 5000, 10_000):
+            cells.append(" / ".join(f"{run['mcc']:.3f}" for run in runs if run["step"] == step))
+        cells.append(f"{statistics.fmean(run['dead'] for run in last):.1%}")
+        found.append(f"| {title} | {' | '.join(cells)} |")
+    return found
+
+
 def test_tables():
     shown = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| |")]
-    expected = rows_of_methods() + rows_of_examples()
+    expected = rows_of_methods() + rows_of_examples() + rows_of_recipes()
     for line in expected:
         assert line in shown, line
     others = [line for line in shown if line not in expected]
@@ -121,6 +151,7 @@ def test_tables():
     assert [line.split("|")[1].strip() for line in others if "ours" not in line and "published" not in line] == [
         "step",
         "BatchTopK",
+        "10,000 steps",
     ]
 
 
@@ -143,8 +174,9 @@ def sentences() -> list[str]:
     assert f"{fast[0]:.3f}" == f"{fast[1]:.3f}", "TopK reaches the same"
     assert all(fve("batchtopk") < fve(label) < fve("topk") for label in half)
     bench = results("synthsaebench")
-    level = {part["name"]: part["p"] for part in bench["data"]["buckets"]}
-    found = {part: mean("synthsaebench", "batchtopk", "recovery", part) for part in level}
+    gain = at_end("preset", "mcc") - at_end("defaults-early", "mcc")
+    dead = mean("synthsaebench", "batchtopk", "dead")
+    living = (mean("synthsaebench", "batchtopk", "mcc") - 0.15 * dead) / (1 - dead)
     data = results(table)["data"]
     both = [f"{fve(label):.4f} and {fve(label, OLD):.4f}" for label in ("batchtopk", "topk", "released")]
     return [
@@ -172,12 +204,11 @@ def sentences() -> list[str]:
         f"{max(rare(n, twenty) for n in leaders):.0%} recovered)",
         f"TopK with its own selection has {mean(finite, 'topk', 'fve_heldout'):.3f} in the table above",
         f"Mean L0 is {bench['data']['observed_l0']:.1f} (published: about 34)",
-        f"| ours | 20M | {mean('synthsaebench', 'batchtopk', 'fve_heldout_threshold'):.3f} | "
+        f"| ours, earlier version | 20M | {mean('synthsaebench', 'batchtopk', 'fve_heldout_threshold'):.3f} | "
         f"{mean('synthsaebench', 'batchtopk', 'mcc'):.3f} | 3 |",
-        f"and {mean('synthsaebench', 'batchtopk', 'dead'):.0%} of the latents do not fire",
-        f"{found['roots']:.0%} of the roots, {found['depth 1']:.1%} of depth 1, {found['depth 2']:.0%} of depth 2, "
-        f"{found['depth 3']:.0%} of depth 3 and {found['outside']:.1%} of those outside",
-        f"(frequencies {level['depth 1']:.4f}, and four times {level['depth 2']:.4f})",
+        f"At its end {dead:.0%} of the latents do not fire, and MCC is the mean over all latents: if these have the "
+        f"cosine of a random direction with its nearest feature (0.15), the others have an MCC of {living:.2f}.",
+        f"ends at SAELens's MCC (paper's recipe: {gain:.3f} higher)",
         *sentences_of_examples(),
     ]
 
@@ -227,7 +258,7 @@ def test_claims_in_words():
 
 
 def test_the_recipe():
-    for name in ("paper-table", "paper-table-p20", "paper-finite", "synthsaebench"):
+    for name in ("paper-table", "paper-table-p20", "paper-finite"):
         experiment, stored = EXPERIMENTS[name], results(name)
         assert stored["train"] == {key: getattr(experiment, key) for key in stored["train"]}
         assert stored["data"]["config"] == experiment.data.to_dict() and not experiment.normalize
@@ -239,6 +270,27 @@ def test_the_recipe():
             + f"gradient clipped at norm {optimizer.clip:g}, warm-up over {optimizer.warmup_steps:,} steps, decay over "
             + f"the last {optimizer.decay:.0%}, AuxK for latents that have not fired for {dead:,} samples"
         ) in TEXT
+
+
+def test_claims_about_recipes():
+    own, others = "defaults-early", ("saelens", "saelens-own", "preset")
+    assert all(at_end(own, "fve") > at_end(name, "fve") for name in others) and "has the highest FVE" in TEXT
+    assert abs(at_end(own, "mcc") - at_end("saelens", "mcc")) < 0.005 and "ends at SAELens's MCC" in TEXT
+    ends = [run["mcc"] for run in recipes()["saelens"] if run["step"] == run["steps"]]
+    assert min(ends) <= at_end("saelens-own", "mcc") <= max(ends) and "the end is the same, within the seeds" in TEXT
+    early = [run["mcc"] for run in recipes()[own] if run["step"] == 1000]
+    assert min(early) > max(run["mcc"] for name in others for run in recipes()[name] if run["step"] <= 5000)
+
+
+def test_the_recipe_of_the_benchmark():
+    experiment, stored = EXPERIMENTS["synthsaebench"], results("synthsaebench")
+    assert stored["train"] == {key: getattr(experiment, key) for key in stored["train"]}
+    old, now = stored["data"]["config"], experiment.data.to_dict()
+    assert (old["bias"], now["bias"]) == (1.0, 0.5) and old | {"bias": 0.5} == now
+    assert "the preset has not been run since it was corrected" in TEXT
+    config = grid(experiment)[0].config
+    assert config.optimizer == OptimizerConfig() and config.auxk.dead_after == 1000 * experiment.batch_size
+    assert "AuxK for latents that have not fired for 1,000 steps of 1,024 samples" in TEXT
 
 
 STATED = {
@@ -259,12 +311,16 @@ STATED = {
         "0.999",
     ),
     *("0.792", "0.757", "0.00", "0.915", "2602.14687"),
+    *("5.8", "2.9"),  # tests/data/test_synth_sae_bench.py
 }
 """Settings of the data, the paper's and public numbers, and what `test_claims_in_words` covers."""
 
 
 def test_no_other_number():
     left = TEXT
-    for known in [*sentences(), *(" ".join(line.split()) for line in rows_of_methods() + rows_of_examples())]:
+    for known in [
+        *sentences(),
+        *(" ".join(line.split()) for line in rows_of_methods() + rows_of_examples() + rows_of_recipes()),
+    ]:
         left = left.replace(known, " ")
     assert set(re.findall(r"\d+\.\d+", left)) <= STATED

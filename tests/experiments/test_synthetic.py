@@ -76,10 +76,14 @@ def test_the_benchmarks_data_in_the_experiment(tmp_path):
     found = run("tiny", tiny, tmp_path / "run", device="cpu", progress=False)
     (sae,) = found["saes"]
     assert set(sae["recovery"]) == {"roots", "depth 1", "depth 2", "outside"} and 0 < sae["mcc"] <= 1
+    assert 0 < sae["f1"] < max(sae["precision"], sae["recall"]) <= 1 and 0 < sae["uniqueness"] <= 1
     assert found["data"]["config"]["roots"] == 3
     synthetic.show(found, tmp_path / "run")
     assert "depth 2" in (tmp_path / "run" / "index.html").read_text()
-    assert EXPERIMENTS["synthsaebench"].data == SynthSAEBenchConfig()
+    preset = EXPERIMENTS["synthsaebench"]
+    assert preset.data == SynthSAEBenchConfig()
+    assert {cell.config.optimizer for cell in grid(preset)} == {OptimizerConfig()}, "one recipe for all methods"
+    assert {cell.config.auxk.dead_after for cell in grid(preset)} == {1000 * preset.batch_size}
 
 
 def test_a_finite_sample_is_memorized(tmp_path):

@@ -11,8 +11,18 @@ from sae_lens.synthetic import (
     SyntheticModelConfig,
     ZipfianFiringProbabilityConfig,
 )
+from sae_lens.synthetic.evals import (
+    compute_classification_metrics,
+    feature_uniqueness,
+    mean_correlation_coefficient,
+)
+from sae_lens.synthetic.feature_dictionary import orthogonalize_embeddings
+from torch.nn.functional import normalize
 
-from sampled_sae.data.synth_sae_bench import SynthSAEBench, SynthSAEBenchConfig
+from sampled_sae.data.synth_sae_bench import SynthSAEBench, SynthSAEBenchConfig, orthogonalized
+from sampled_sae.evals.similarity.detection import Detection
+from sampled_sae.evals.similarity.matching import match
+from sampled_sae.method.codes import SparseCodes
 
 OURS = SynthSAEBenchConfig(d=64, features=2048, roots=16, orthogonalization=0)
 SAMPLES, PARTS = 32_768, 8
@@ -66,3 +76,29 @@ def test_frequencies_and_magnitudes_by_level_are_those_of_saelens():
         assert ours["mean"] == pytest.approx(peers["mean"], rel=0.01), data.names[level]
         # Each has drawn its own spread of magnitudes.
         assert ours["root mean square"] == pytest.approx(peers["root mean square"], rel=0.03), data.names[level]
+
+
+def test_directions_are_those_of_saelens():
+    rows = torch.randn(512, 128, generator=torch.Generator().manual_seed(0))
+    other = orthogonalize_embeddings(normalize(rows, dim=1), num_steps=100, lr=3e-4)
+    # Adam turns the sign of a gradient of about 0 into a full step, so that single entries may differ.
+    assert float((orthogonalized(rows, 100) * other).sum(1).min()) > 1 - 1e-5
+
+
+def test_detection_is_that_of_saelens():
+    torch.manual_seed(0)
+    decoder, true = torch.randn(12, 8), torch.randn(30, 8)
+    latents, features = (
+        torch.rand(200, 12) * (torch.rand(200, 12) < 0.1),
+        torch.rand(200, 30) * (torch.rand(200, 30) < 0.2),
+    )
+    latents[:, 3] = 0
+    other = compute_classification_metrics(latents, features, decoder, true)
+    own = Detection(decoder, true)
+    for part, active in zip(latents.split(80), features.split(80), strict=True):
+        own.add(SparseCodes.from_dense(part), active > 0)
+    wanted = {"precision": other.precision, "recall": other.recall, "f1": other.f1_score}
+    assert own.result() == pytest.approx(wanted | {"uniqueness": feature_uniqueness(decoder, true)})
+    assert float(match(decoder, true).similarity.sum()) / 12 == pytest.approx(
+        mean_correlation_coefficient(decoder, true), abs=1e-6
+    )

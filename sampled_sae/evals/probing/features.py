@@ -8,8 +8,7 @@ activates a few thousand of 65,536 latents.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple, TypeVar
 
@@ -25,6 +24,7 @@ from sampled_sae.method.codes import SparseCodes
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.system import matmul_precision
 
 TEXTS_AT_ONCE = 1024  # texts that are tokenized together
 CHARACTERS_A_TOKEN = 64  # characters read of a text per token: enough unless tokens are ten times as long as usual
@@ -256,14 +256,3 @@ def _pool(sae: SAE, stream: Tensor, weights: Tensor, settings: ProbingConfig) ->
         with matmul_precision("highest"):
             means.append(torch.bmm(weight[:, None].to(z.device, z.dtype), z).squeeze(1))
     return torch.cat(means)
-
-
-@contextmanager
-def matmul_precision(name: str) -> Iterator[None]:
-    """Whether float32 products on a GPU may round to TF32 (`high`) or not (`highest`)."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(name)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
