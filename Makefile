@@ -39,7 +39,7 @@ test-cluster: .venv/ready
 
 # One training over several processes: ranks that die, hang or are interrupted, and how it goes on.
 test-ranks: .venv/ready
-	$(BIN)/python -m pytest -q -o addopts= tests/ranks
+	$(BIN)/python -m pytest -q -o addopts= -n 2 --dist loadgroup tests/ranks
 
 # Damaged files of every kind through every reader, and through the command line.
 fuzz: .venv/ready
