@@ -24,7 +24,7 @@ from sampled_sae.utils.measures import shown
 
 ORIGIN = ("model_name", "hook_name", "layer", "text", "context_size", "prepend_bos", "skip_first")
 """Metadata about the activations, equal for the seeds of one configuration."""
-TRAINING = ("steps", "batch_size", "normalize")
+TRAINING = ("steps", "batch_size", "input_norm")
 UNKNOWN = Liveness(None, "not known which latents fire")
 
 

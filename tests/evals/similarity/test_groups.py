@@ -52,6 +52,12 @@ def test_runs_of_different_length_are_different():
     assert labels(saes) == {"batchtopk steps=10": ["a", "b"], "batchtopk steps=20": ["c"]}
 
 
+def test_inputs_of_another_scale_are_different():
+    one, other = ({"training": {"steps": 10, "input_norm": norm}} for norm in ("one", "sqrt_d_in"))
+    saes = members(("a", seeded(seed=0, **one)), ("b", seeded(seed=1, **other)))
+    assert labels(saes) == {"batchtopk input_norm=one": ["a"], "batchtopk input_norm=sqrt_d_in": ["b"]}
+
+
 def test_seeds_within_and_the_same_seed_across():
     saes = members(
         *((f"{score}-{seed}", seeded(seed=seed, score=score)) for score in ("l2", None) for seed in range(3))
