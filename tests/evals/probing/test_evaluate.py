@@ -1,5 +1,9 @@
+import argparse
+import inspect
 import json
 import random
+import re
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from sampled_sae.models.load import load_model
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
 from tests.evals.core.tools import LAYER, random_sae
+from tests.evals.probing.test_data import write_parquet
 from tests.models.tiny_models import WIDTH, make_model, make_tokenizer, save
 
 WORDS = {"cold": "snow ice frost the sky", "hot": "sun fire sand the sky", "wet": "rain sea lake the sky"}
@@ -307,11 +312,18 @@ def test_activations_that_are_not_finite(file):
 
 
 def test_a_model_from_disk_and_real_texts(tmp_path):
-    shared = Path(__file__).resolve().parents[4] / "shared" / "probing" / "movie_reviews.parquet"
-    if not shared.exists():
-        pytest.skip("needs the labelled texts that lie beside the repository")
+    pieces = {module.__name__: re.findall(r"(?s).{300}", inspect.getsource(module)) for module in (argparse, tarfile)}
+    splits = ["train"] * 60 + ["test"] * 40
+    rows = [
+        {"text": text, "label": name, "split": split}
+        for name, texts in pieces.items()
+        for text, split in zip(texts, splits, strict=False)
+    ]
+    write_parquet(tmp_path / "modules.parquet", rows)
     lm = load_model(save(make_model("gpt_neox"), tmp_path / "model"), "cpu")
-    settings = ProbingConfig(datasets=(str(shared),), k=(1, 5), train_texts=100, test_texts=60, tokens=16)
+    settings = ProbingConfig(
+        datasets=(str(tmp_path / "modules.parquet"),), k=(1, 5), train_texts=100, test_texts=60, tokens=64
+    )
     result = evaluate_probing_many([random_sae().float()], lm, LAYER, settings)[0]
     assert [task.train_texts for task in result.datasets[0].tasks] == [100, 100]
     assert 0.3 < result.summary.residual.accuracy.mean < 0.9
