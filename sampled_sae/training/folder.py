@@ -21,6 +21,7 @@ from sampled_sae.config import Config, NotEmpty, first_difference, read_file, wr
 from sampled_sae.data.model_source import ModelOrigin
 from sampled_sae.data.source import FileOrigin
 from sampled_sae.data.stream import ActivationSource
+from sampled_sae.formats.saelens import FILES
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.scores import get_score
 from sampled_sae.training.settings import TrainConfig
@@ -155,6 +156,15 @@ def read_record(out: Path) -> Record:
     return Record.from_dict(read_file(out / RECORD, "train"), out / RECORD)
 
 
+def check_replaceable(run: Path, names: Sequence[str]) -> None:
+    """Raise if a saved SAE of a run that is to be extended has results in its folder: they are of the SAE as it is."""
+    for folder in (run / "saes" / name for name in names):
+        others = sorted({path.name for path in folder.iterdir()} - FILES) if folder.is_dir() else []
+        if others:
+            why = f"holds {', '.join(others)} of the SAE before the extension, which replaces it"
+            raise UserError(f"extend: {folder} {why}; move them away first")
+
+
 def extend_record(out: Path, steps: int) -> Record:
     """Add `steps` steps to a finished training, in its train.json."""
     record = read_record(out)
@@ -167,6 +177,8 @@ def extend_record(out: Path, steps: int) -> Record:
     whole = [run.get("finished") is True and _steps(run) == record.train.steps for run in runs]
     if not runs or not all(whole):
         raise UserError(f"extend = {steps}: the training in {out} is not finished; resume it first, without extend")
+    for path in begun(out):
+        check_replaceable(path.parent, [str(config.name) for config in record.saes])
     longer = replace(record.train, steps=record.train.steps + steps, extends=record.train.steps)
     record = replace(record, train=longer)
     with alone_in(out):

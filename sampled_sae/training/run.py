@@ -145,6 +145,8 @@ class Run:
     def begin(self) -> None:
         """Create the learners or restore them from the checkpoint."""
         x = self.stream.heldout
+        if self.shared.extends and self.out is not None:
+            folder.check_replaceable(self.out, [str(config.name) for config in self.configs])
         for config in [config for config in self.configs if config.name in self.own]:
             assert config.seed is not None
             self.learners.append(

@@ -153,6 +153,22 @@ def test_an_extension_draws_pools_as_often_as_before(acts, tmp_path, steps):
     assert all(int(pool.sum()) == 12 for pool in pools)
 
 
+def test_results_of_the_saes_before_an_extension_are_not_in_the_way_at_its_end(acts, tmp_path):
+    [sae] = ss.train(acts, CONFIGS[:1], out=tmp_path / "run", **SETTINGS, **QUIET)
+    results = sae.folder / "evals"
+    results.mkdir()
+    refused = pytest.raises(ss.UserError, match=r"extend: .*batchtopk-s0 holds evals of the SAE before the extension")
+    with refused:
+        ss.resume(tmp_path / "run", extend=4, **QUIET)
+    results.rename(tmp_path / "evals")
+    stopped(ss.resume, tmp_path / "run", extend=4, at=14)
+    results.mkdir()  # evaluated before the extension goes on
+    with refused:
+        ss.resume(tmp_path / "run", **QUIET)
+    results.rmdir()
+    assert ss.resume(tmp_path / "run", **QUIET)[0].cfg.metadata["training"]["steps"] == 16
+
+
 def test_a_score_whose_state_is_not_saved_cannot_be_extended(acts, tmp_path):
     ss.train(acts, [ss.sampled(48, 4, "gate", l=3)], out=tmp_path / "run", **SETTINGS, **QUIET)
     with pytest.raises(ss.UserError, match="extend: pools of the score 'gate' cannot be extended"):
