@@ -82,7 +82,7 @@ def test_the_benchmarks_data_in_the_experiment(tmp_path):
     assert "depth 2" in (tmp_path / "run" / "index.html").read_text()
     preset = EXPERIMENTS["synthsaebench"]
     assert preset.data == SynthSAEBenchConfig()
-    assert {cell.config.optimizer for cell in grid(preset)} == {OptimizerConfig()}, "one recipe for all methods"
+    assert {cell.config.optimizer.lr for cell in grid(preset)} == {3e-4}, "one recipe for all methods"
     assert {cell.config.auxk.dead_after for cell in grid(preset)} == {1000 * preset.batch_size}
 
 
