@@ -31,6 +31,7 @@ from sampled_sae.data.synth_sae_bench import SynthSAEBench, SynthSAEBenchConfig
 from sampled_sae.evals.similarity.matching import match
 from sampled_sae.method.config import AuxKConfig, SAEConfig
 from sampled_sae.method.presets import paper_recipe
+from sampled_sae.method.rate import default_lr
 from sampled_sae.training.run import Run
 from sampled_sae.utils.files import write_json
 
@@ -127,11 +128,13 @@ def run_saelens(recipe: str, seed: int, steps: int) -> list[dict[str, Any]]:
 
 def config_of(recipe: str, steps: int) -> tuple[SAEConfig, str]:
     """A recipe of this package: settings and the scale of the inputs. `-early`: latents are dead after 1,000 steps."""
-    kind, _, early = recipe.partition("-")
+    name, _, factor = recipe.partition(", rate x ")
+    kind, _, early = name.partition("-")
     auxk = AuxKConfig(dead_after=(1000 if early else steps // 2) * BATCH)
     if kind == "preset":
         return batchtopk(LATENTS, K, auxk=auxk, **paper_recipe()), "none"
-    return batchtopk(LATENTS, K, auxk=auxk), "sqrt_d_in"
+    lr = float(factor) * default_lr(DATA.d, LATENTS, K, BATCH, steps) if factor else None
+    return batchtopk(LATENTS, K, auxk=auxk, lr=lr), "sqrt_d_in"
 
 
 class Marks(Callback):
@@ -166,7 +169,10 @@ def run_ours(recipe: str, seed: int, steps: int) -> list[dict[str, Any]]:
     return marks.found
 
 
-RECIPES = ("saelens", "saelens-own", "preset", "preset-early", "defaults", "defaults-early")
+RECIPES = (
+    *("saelens", "saelens-own", "preset", "preset-early"),
+    *("defaults", "defaults-early", "defaults-early, rate x 0.25"),
+)
 
 
 def main() -> None:

@@ -27,3 +27,4 @@ def test_recipes_differ_in_what_they_say():
     (late, norm), (early, _) = config_of("preset", 10_000), config_of("preset-early", 10_000)
     assert (late.auxk.dead_after, early.auxk.dead_after) == (5000 * BATCH, 1000 * BATCH) and norm == "none"
     assert config_of("defaults-early", 10_000)[0].optimizer.lr is None
+    assert config_of("defaults-early, rate x 0.25", 10_000)[0].optimizer.lr == pytest.approx(7e-4, rel=0.05)
