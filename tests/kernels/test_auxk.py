@@ -71,11 +71,16 @@ def test_the_room_for_dead_latents_takes_few_lengths():
     assert len(set(rooms)) < 60 and slots(6554, 65_536) == 6656 and rooms[-1] == 65_536
 
 
-@pytest.mark.parametrize("config", [presets.batchtopk(M, K), presets.sampled(M, K, "l2", 5)], ids=["all", "pool"])
+@pytest.mark.parametrize(
+    "config",
+    [presets.batchtopk(M, K), presets.sampled(M, K, "l2", 5), presets.matryoshka(M, K, (5, 0.3))],
+    ids=["all", "pool", "prefixes"],
+)
 @pytest.mark.parametrize(("d", "share", "k"), [(32, 0.1, 3), (32, 0.6, 3), (37, 1.0, 3), (37, 0.1, 9)])
 def test_auxk_adds_what_the_plain_path_adds(d, share, k, config):
     config = replace(config, auxk=AuxKConfig(k=k))  # the last: fewer are dead
     weights, x = weights_and_batch(d)
+    x = (x + 0.5).bfloat16().float()  # the mean error is not that of the first prefix
     path = FastPath(weights, config, 10, torch.Generator(DEVICE).manual_seed(0))
     selection = path.select(x, 0, torch.zeros(M, dtype=torch.bool, device=DEVICE))
     silent = (~selection.fired).nonzero().squeeze(1)
