@@ -237,7 +237,8 @@ class Results:
     def other_rates(self, setting: str, method: str, metrics: Sequence[str]) -> dict[str, float]:
         """The factor of each metric, by title, that was not measured with the method's best one."""
         best = self.best(setting, method)
-        rates = {METRICS[metric].title: self.rate(setting, method, METRICS[metric].measure) for metric in metrics}
+        there = [METRICS[metric] for metric in metrics if self.measured(setting, method, metric)]
+        rates = {metric.title: self.rate(setting, method, metric.measure) for metric in there}
         return {title: rate for title, rate in rates.items() if rate != best}
 
     def at_end(self, setting: str, method: str) -> bool:
@@ -248,7 +249,7 @@ class Results:
         return len(tried) > 1 and self.best(setting, method) in (min(tried), max(tried))
 
     def not_run(self, setting: str, method: str) -> float | None:
-        """The factor that short trainings prefer, if the method was not trained with it at full length."""
+        """The best factor of the short trainings, if the method was not trained with it at full length."""
         name = method if (setting, method, "rate") in self._rows else self.rate_of.get(method) or method
         tried = self._rows.get((setting, name, "rate"))
         if not tried:

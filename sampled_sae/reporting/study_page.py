@@ -65,7 +65,7 @@ def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN,
     if any(str(row[1]).endswith("*") for row in rows):
         note += " *: the best of those tried is at an end of the grid, so a better one may lie beyond it."
     if untried:
-        note += " †: the short trainings prefer a rate that was not run at full length: "
+        note += " †: the best rate of the short trainings was not run at full length: "
         note += ", ".join(f"{method} x {factor:g}" for method, factor in untried.items()) + "."
     others: dict[str, list[str]] = {}
     for method in results.methods(setting):
@@ -168,7 +168,7 @@ def answer(
     baselines = [name for name, role in roles.items() if role == "baseline"]
     use = _verdict_on_the_family(results, first, roles, baselines)
     outcomes = hypotheses(results, claims, needed, synthetic)
-    texts = {claim.name: claim.text.strip(". ") for claim in reversed(claims)}
+    texts = {claim.name: claim.text for claim in reversed(claims)}
     decided = {kind: [n for n, it in outcomes.items() if it == kind] for kind in get_args(Outcome)}
     counted = ". ".join(
         f"{kind.capitalize()}: "

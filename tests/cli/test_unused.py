@@ -1,4 +1,4 @@
-"""Flags that nothing uses are refused, and what is odd about a run is told."""
+"""Flags that nothing uses are refused, and what is odd about a run is said."""
 
 import json
 from pathlib import Path
@@ -112,8 +112,8 @@ def test_presets_go_on_with_what_is_overridden(acts, tmp_path):
 def test_a_pool_of_all_latents_is_told(acts, tmp_path, capsys):
     words = ("--methods", "sampled:l=2/12/1000", "--seeds", 0, 1)
     train(acts, "--out", tmp_path / "run", *SIZE, *SHORT, *words)
-    told = [line for line in capsys.readouterr().err.splitlines() if "pool holds all latents" in line]
-    assert told == [f"l2-{l}: its pool holds all latents, so it is BatchTopK" for l in ("l12", "l1000")]
+    said = [line for line in capsys.readouterr().err.splitlines() if "pool holds all latents" in line]
+    assert said == [f"l2-{l}: its pool holds all latents, so it is BatchTopK" for l in ("l12", "l1000")]
 
 
 def test_settings_of_a_pool_without_a_size_are_told(activations, capsys):
@@ -123,8 +123,8 @@ def test_settings_of_a_pool_without_a_size_are_told(activations, capsys):
         *(ss.batchtopk(48, 4), ss.topk(48, 4), ss.sampled(48, 4, "entropy"), ss.jumprelu(48, 4)),
     ]
     ss.train(activations, configs, steps=1, batch_size=200, device="cpu")
-    told = [line for line in capsys.readouterr().err.splitlines() if "effect" in line]
-    assert told == [
+    said = [line for line in capsys.readouterr().err.splitlines() if "effect" in line]
+    assert said == [
         "batchtopk-memory0.9: without pool.size, pool.score and pool.memory cannot have an effect",
         "batchtopk-released50: without pool.size, pool.schedule cannot have an effect",
     ]

@@ -260,7 +260,7 @@ def test_a_metric_without_the_best_rate_is_taken_from_another_and_marked():
     rows += [*row("batchtopk", 1.0, "core", fvu=0.4), *row("batchtopk", 1.0, "similarity", mmcs_seeds=0.3)]
     results = Results(rows, {"first": "m"})
     assert set(results.measured("first", "l100", "mmcs_seeds").values()) == {0.2}
-    assert results.other_rates("first", "l100", ["fvu", "mmcs_seeds"]) == {"MMCS across seeds": 4.0}
+    assert results.other_rates("first", "l100", ["fvu", "mmcs_seeds", "found_seeds"]) == {"MMCS across seeds": 4.0}
     assert results.other_rates("first", "batchtopk", ["fvu", "mmcs_seeds", "autointerp"]) == {}
     table = summary_table(results, "first")
     assert table.rows[0][1] == "x 2" and "another rate: l100 x 4: MMCS across seeds." in table.note
