@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sampled_sae import api
 from sampled_sae.config import first_difference, write_file
@@ -299,14 +300,18 @@ class Measurement:
         self.train = data.batch(0, n) if experiment.samples is None else data.fixed(experiment.samples)
         # Not the samples that the threshold was calibrated on: those are batch 0.
         self.heldout = data.batch(1, experiment.heldout, split="heldout")
+        self.dictionary, self.bucket, self.p = data.dictionary.cpu(), data.bucket.cpu(), data.p.cpu()
 
     def __call__(self, sae: SAE) -> dict[str, Any]:
         """All numbers of one SAE, JSON-ready."""
+        numbers, frequency = self.firing(sae)
+        return numbers | self.matched(sae.W_dec.detach().cpu(), frequency)
+
+    def firing(self, sae: SAE) -> tuple[dict[str, Any], Tensor]:
+        """The numbers that need the SAE, and how often each latent fires at the threshold, [d_sae] on the CPU."""
         trained = as_trained(sae, self.heldout, self.batch_size)
         inference = by_threshold(sae, self.heldout)
         average = None if sae.threshold_ema.isnan() else by_threshold(sae, self.heldout, sae.threshold_ema)
-        matching = match(sae.W_dec.detach(), self.data.dictionary)
-        fidelity = activation_fidelity(inference.frequency, self.data.p, matching)
         return {
             "fve_train": as_trained(sae, self.train, self.batch_size).fve,
             "fve_heldout": trained.fve,
@@ -316,11 +321,17 @@ class Measurement:
             "l0_ema": average and average.l0,
             "dead": float((trained.frequency == 0).double().mean()),
             "ever_pooled": sae.cfg.metadata["training"]["ever_pooled"],
-            "recovery": bucket_recovery(matching.similarity, self.data.bucket, self.data.names),
-            "mcc": float(matching.similarity[matching.latent >= 0].mean()),
-            "fidelity": fidelity,
             "seconds": sae.cfg.metadata["training"]["seconds"],
-        } | self._detection(sae)
+        } | self._detection(sae), inference.frequency.cpu()
+
+    def matched(self, decoder: Tensor, frequency: Tensor) -> dict[str, Any]:
+        """The numbers of the matching of decoder rows [d_sae, d_in] to the true features; on the CPU alone."""
+        matching = match(decoder, self.dictionary)
+        return {
+            "recovery": bucket_recovery(matching.similarity, self.bucket, self.data.names),
+            "mcc": float(matching.similarity[matching.latent >= 0].mean()),
+            "fidelity": activation_fidelity(frequency, self.p, matching),
+        }
 
     def _detection(self, sae: SAE) -> dict[str, float]:
         """SynthSAEBench's other measures, with the training-time selection."""
