@@ -22,7 +22,7 @@ Measure = Literal["rate", "select", "core", "absorption", "probing", "finalists"
 """rate: the trainer's own FVU on the selection text; select, core: the core evaluation on the selection and on the
 report text; finalists: probing on further datasets; similarity: decoders beside those of another seed and of the base;
 slices: some latents are kept in a file, for automated interpretability elsewhere."""
-AT_ONCE = 12  # SAEs that are trained before they are measured together
+AT_ONCE = 24  # SAEs that are trained before they are measured together
 LEADERS = "@leaders"  # among a stage's methods: those that the earlier stages put first
 
 

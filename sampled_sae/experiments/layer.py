@@ -39,6 +39,7 @@ SEVERAL: dict[str, Any] = {"seeds": (0, 1), "train_texts": 500, "test_texts": 20
 MORE = 1.03  # tokens that are read for one that is trained on: some are left out for their norm
 SAME = 0.7  # cosine from which on a latent counts as found in another SAE
 AT_ONCE = 2**28  # cosines in memory at one time
+EDGES = (0.001, 0.1)  # densities between the bins of latents
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,18 +269,24 @@ def _norms(x: Tensor) -> Tensor:
 @torch.no_grad()
 def similarity(saes: Sequence[SAE], layer: Layer) -> dict[str, float]:
     """An SAE, the next seed of its method, the base of the same seed and of the next seed -> MMCS of live latents, and
-    the share of its live latents that the base of the next seed has, and that the next seed of its method has."""
+    the share of its live latents that the base of the next seed has, and that the next seed of its method has; also
+    by density (`found_0`: rare latents)."""
+    density = layer.frequency(saes[0])
     own, other, same, next_base = (_live(sae, layer) for sae in saes)
-    across, with_same, with_next = nearest(own, other, AT_ONCE), nearest(own, same, AT_ONCE), None
+    across, with_same = nearest(own, other, AT_ONCE), nearest(own, same, AT_ONCE)
     with_next = across if saes[1] is saes[3] else nearest(own, next_base, AT_ONCE)
-    return {
+    found = {
         "mmcs_seeds": _mean(across),
         "mmcs_same": _mean(with_same),
         "mmcs_other": _mean(with_next),
-        "found": float((with_next[0] >= SAME).double().mean()),
-        "found_seeds": float((across[0] >= SAME).double().mean()),
         "live": float(len(own)),
     }
+    bins = torch.bucketize(density[density > 0], density.new_tensor(EDGES), right=True)
+    for name, best in (("found", with_next[0]), ("found_seeds", across[0])):
+        there = (best >= SAME).double()
+        found[name] = float(there.mean())
+        found |= {f"{name}_{n}": float(there[bins == n].mean()) for n in range(len(EDGES) + 1) if (bins == n).any()}
+    return found
 
 
 def _live(sae: SAE, layer: Layer) -> Tensor:

@@ -19,7 +19,7 @@ from sampled_sae.evals import get_evaluation
 from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp_many
 from sampled_sae.evals.autointerp.schema import CONTEXT, DENSITIES, AutointerpConfig
 from sampled_sae.experiments.design import Measure, Study
-from sampled_sae.experiments.layer import Layer, read_tokens
+from sampled_sae.experiments.layer import EDGES, Layer, read_tokens
 from sampled_sae.experiments.synthetic import EXPERIMENTS, grid
 from sampled_sae.formats.tensors import read_safetensors
 from sampled_sae.method.architectures import InferenceConfig
@@ -87,7 +87,6 @@ def _main_f1(letter: Mapping[str, Any]) -> float:
 
 # ---- slices -----------------------------------------------------------------------------------------
 
-EDGES = (0.001, 0.1)  # densities between the bins
 EACH = 60  # latents of each bin
 
 

@@ -53,14 +53,15 @@ class Tested(NamedTuple):
     """What the results say about a claim."""
 
     outcome: Outcome
-    effect: Difference | None = None  # in the first setting
+    effect: Difference | None = None  # in the setting that decides
     settings: int = 0  # settings where it was measured
+    setting: str = ""  # the one that decides
     beside: str = "-"  # the verdict in the settings that decide nothing
     detail: str = ""
 
 
 def outcome(results: Results, claim: Claim, synthetic: Synthetic | None = None) -> Tested:
-    """The first setting decides; a setting with the opposite verdict makes a supported claim mixed."""
+    """The first setting with several seeds decides; one with the opposite verdict makes a supported claim mixed."""
     if claim.kind == "synthetic":
         return _synthetic(claim, synthetic or {})
     if claim.kind in ("dominated", "front", "no best"):
@@ -70,13 +71,14 @@ def outcome(results: Results, claim: Claim, synthetic: Synthetic | None = None) 
     beside = ", ".join(f"{s}: {verdict}" for s, (_, verdict) in every.items() if s not in found) or "-"
     if not found:
         return Tested("not measured", beside=beside)
+    found = {s: it for s, it in found.items() if it[0].clusters[0] > 1} or found  # one seed decides nothing
     first = next(iter(found))
     effect = found[first][0]
     if claim.kind == "at most":
         each = [_at_most(results, claim, setting) for setting in found]
         mixed = {"supported", "refuted"} <= set(each) and each[0] != "undecided"
-        return Tested("mixed" if mixed else each[0], effect, len(found), beside)
-    return Tested(_decided(results, claim, found), effect, len(found), beside)
+        return Tested("mixed" if mixed else each[0], effect, len(found), first, beside)
+    return Tested(_decided(results, claim, found), effect, len(found), first, beside)
 
 
 def _decided(results: Results, claim: Claim, found: Mapping[str, tuple[Difference, Verdict]]) -> Outcome:
@@ -120,7 +122,7 @@ def _over_methods(results: Results, claim: Claim) -> Tested:
         return there if len(there) == len(every) else None
 
     if claim.kind == "no best":
-        return _no_best(results.repeated(setting), verdicts)
+        return _no_best(results.repeated(setting), verdicts)._replace(setting=setting)
     found = {method: v for method in claim.methods if (v := verdicts(method, BASE)) is not None}
     if not found:
         return Tested("not measured")
@@ -129,7 +131,7 @@ def _over_methods(results: Results, claim: Claim) -> Tested:
     lost = len(found) == len(claim.methods) and all("worse" in v for v in found.values())
     yes: Outcome = "supported" if claim.kind == "dominated" else "refuted"
     no: Outcome = "refuted" if claim.kind == "dominated" else "supported"
-    return Tested(yes if wins else no if lost else "undecided", None, 1, detail=", ".join(wins))
+    return Tested(yes if wins else no if lost else "undecided", None, 1, setting, detail=", ".join(wins))
 
 
 def _no_best(methods: Sequence[str], verdicts: Any) -> Tested:
@@ -198,7 +200,7 @@ def hypotheses_table(
         by_metric: dict[str, list[str]] = {}
         for claim, it in zip(own, tested, strict=True):
             if it.effect is not None:
-                effect = f"{_named(results, claim)} {_shown(it.effect.mean, claim.metric)}"
+                effect = f"{_named(results, claim, it.setting)} {_shown(it.effect.mean, claim.metric)}"
                 by_metric.setdefault(METRICS[claim.metric].title, []).append(effect)
         effects = [f"{title}: {', '.join(found)}" for title, found in by_metric.items()] + [it.detail for it in tested]
         seeds = [it.effect.clusters[0] for it in tested if it.effect is not None]
@@ -208,11 +210,11 @@ def hypotheses_table(
     return Table(columns, rows, "hypotheses", note=note)
 
 
-def _named(results: Results, claim: Claim) -> str:
-    """The claim's method, with its learning rate where it is not the best one."""
-    first = next(iter(results.deciding), "")
-    rates = results.other_rates(first, claim.method, [claim.metric]).values()
-    return " ".join([claim.method, *(f"(x {rate:g})" for rate in rates)])
+def _named(results: Results, claim: Claim, setting: str) -> str:
+    """The claim's method, with its learning rate where it is not the best one, and where the claim is decided."""
+    rates = results.other_rates(setting, claim.method, [claim.metric]).values() if setting else ()
+    elsewhere = [f"in `{setting}`"] if setting and setting != next(iter(results.deciding)) else []
+    return " ".join([claim.method, *(f"(x {rate:g})" for rate in rates), *elsewhere])
 
 
 def _shown(value: float | None, metric: str) -> str:
@@ -222,7 +224,7 @@ def _shown(value: float | None, metric: str) -> str:
 
 
 def claims_table(results: Results, claims: Sequence[Claim], synthetic: Synthetic | None = None) -> Table:
-    """A row per comparison: outcome, effect in the first setting with its interval, MDD, seeds, and settings."""
+    """A row per comparison: outcome, effect in the deciding setting with its interval, MDD, seeds, and settings."""
     columns = [Column("claim"), Column("comparison"), Column("metric"), Column("outcome")]
     columns += [Column("difference"), Column("MDD"), Column("seeds"), Column("settings"), Column("paper's recipe")]
     rows: list[list[Cell]] = []
@@ -235,7 +237,8 @@ def claims_table(results: Results, claims: Sequence[Claim], synthetic: Synthetic
             ends = "" if it.interval is None else " to ".join(_shown(end, claim.metric) for end in it.interval)
             difference = _shown(it.mean, claim.metric) + (ends and f" ({ends})")
             cells = [difference, _shown(it.detectable, claim.metric), it.clusters[0]]
-        pair = f"{_named(results, claim)} against {claim.against}" if metric else claim.method or "all methods"
+        pair = f"{_named(results, claim, tested.setting)} against {claim.against}"
+        pair = pair if metric else claim.method or "all methods"
         rows.append([claim.name, pair, title, tested.outcome, *cells, tested.settings, tested.beside])
     return Table(columns, rows, "claims", note="Numbers of dense latents are compared by their ratio (x).")
 

@@ -163,6 +163,9 @@ class Compared(NamedTuple):
     log: bool = False  # whether log2 of the ratio is compared, not the difference
 
 
+BINS = ("below 0.1%", "0.1% to 10%", "above 10%")  # densities of latents
+
+
 def _probing(k: int) -> Compared:
     return Compared(f"probing, k = {k}", "probing", "high", 0.01, units=True)
 
@@ -182,16 +185,18 @@ METRICS: dict[str, Compared] = {
     "alive": Compared("live latents", "core", "high", 0.02),
     "autointerp": Compared("autointerp (balanced detection)", "autointerp", "high", 0.02),
     "autointerp_gain": Compared("autointerp, 0.1% to 10% less below 0.1%", "autointerp", "high", 0.02),
-    **{
-        f"autointerp_{number}": Compared(f"autointerp, {bin}", "autointerp", "high", 0.02)
-        for number, bin in enumerate(("below 0.1%", "0.1% to 10%", "above 10%"))
-    },
+    **{f"autointerp_{n}": Compared(f"autointerp, {bin}", "autointerp", "high", 0.02) for n, bin in enumerate(BINS)},
     "autointerp_control": Compared("autointerp, explanations of other latents", "autointerp", None, 0.02),
     "mmcs_seeds": Compared("MMCS across seeds", "similarity", "high", 0.02),
     "mmcs_same": Compared("MMCS with BatchTopK, same seed", "similarity", None, 0.02),
     "mmcs_other": Compared("MMCS with BatchTopK, other seed", "similarity", None, 0.02),
     "found": Compared("share of latents found in BatchTopK of another seed", "similarity", None, 0.02),
     "found_seeds": Compared("share of latents found in another seed", "similarity", "high", 0.02),
+    **{
+        f"{name}_{n}": Compared(f"share found in {where}, latents {bin}", "similarity", None, 0.02)
+        for name, where in (("found", "BatchTopK of another seed"), ("found_seeds", "another seed"))
+        for n, bin in enumerate(BINS)
+    },
 }
 GOAL = ("fvu", "ce_recovered", "probing_1", "probing_5", "absorption")
 FLOOR = 1e-6  # what log2 is taken of where there is nothing

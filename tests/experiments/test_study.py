@@ -221,7 +221,7 @@ def test_the_projects_design_is_that_of_the_protocol(capsys):
     declared = load_study(DESIGN)
     stages = {planned.stage: planned.saes for planned in plan(declared)}
     protocol = (DESIGN.parents[1] / "protocol.md").read_text()
-    assert stages["rates"] == 42 and stages["first"] == 18 and stages["seeds"] == 28 and stages["leaders"] == 14
+    assert stages["rates"] == 42 and stages["first"] == 18 and stages["seeds"] == 28 and stages["leaders"] == 16
     assert f"**{sum(stages.values())}**" in protocol and f"**{sum(it.whole for it in plan(declared)):.0f}**" in protocol
     assert all(f"| {claim.name} |" in protocol for claim in declared.claims)
     assert len({claim.name for claim in declared.claims}) == 18
