@@ -154,7 +154,12 @@ class Work:
         return seconds
 
     def _harvest(self, setting: str) -> float:
-        return PREPARED["harvest"] * self.study.tokens_of(setting) / 25e6
+        return PREPARED["harvest"] * self._most_tokens(setting) / 25e6
+
+    def _most_tokens(self, setting: str) -> int:
+        """Tokens of the longest training on the activations of a setting, which others may share."""
+        place = self._place(setting)
+        return max(self.study.tokens_of(name) for name in self.study.settings if self._place(name) == place)
 
     def _train_estimate(self, run: Run, tokens: int) -> tuple[str, float]:
         """Kind of the work, and its seconds; none for an SAE that is in memory."""
@@ -189,7 +194,7 @@ class Work:
             self.layer, self.here = Layer(self.model, place, self.material), self._place(setting)
         if harvest and not self.layer.is_harvested:
             with self.budget.timed("harvest", f"harvest layer {place.layer} of {place.model}", self._harvest(setting)):
-                self.layer.harvest(self.study.tokens_of(setting))
+                self.layer.harvest(self._most_tokens(setting))
         return self.layer
 
     def config(self, run: Run, tokens: int) -> SAEConfig:

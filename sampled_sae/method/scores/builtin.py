@@ -41,7 +41,7 @@ def entropy(sums: Sums) -> Tensor:
 def low_entropy(sums: Sums) -> Tensor:
     """What the paper's prose describes: most selective first; latents that did not fire come last."""
     total = sums.total
-    spread = torch.tensor(float(sums.tokens), dtype=total.dtype, device=total.device).log()
+    spread = total.new_full((), float(sums.tokens)).log()  # made on the device: steps are captured as a CUDA graph
     return torch.where(total > 0, (spread - entropy(sums)).clamp_min(0), -torch.inf)
 
 
