@@ -123,3 +123,15 @@ def _version_2(kind: str, content: Any) -> Any:
 
 for _kind in SAES:
     migration(_kind, 2)(partial(_version_2, _kind))
+
+
+# ---- version 3 of results: 0 is a setting of its own, not the default ----------------------------------
+
+
+def _with_default_skip_first(asked: Any) -> Any:
+    """Settings of a result from version 2: skip_first = 0 stood for what training excluded, as None does now."""
+    unset = isinstance(asked, dict) and asked.get("skip_first") == 0
+    return {**asked, "skip_first": None} if unset else asked
+
+
+migration("result", 3)(partial(within, path="asked", change=_with_default_skip_first))

@@ -32,6 +32,7 @@ class SAE(nn.Module):
     W_enc: Tensor
     """[d_in, d_sae], stored latent by latent like W_dec: W_enc.T is contiguous."""
     b_enc: Tensor
+    """[d_sae]; None for architectures without it, such as gated."""
     W_dec: Tensor
     """[d_sae, d_in]."""
     b_dec: Tensor
@@ -49,9 +50,10 @@ class SAE(nn.Module):
         self.folder: Path | None = None
         """Folder that it was loaded from or last saved to."""
         self.architecture = ARCHITECTURES.find(cfg.architecture)
-        shapes = {"b_enc": (cfg.d_sae,), "W_dec": (cfg.d_sae, cfg.d_in), "b_dec": (cfg.d_in,)}
+        shapes = {"W_dec": (cfg.d_sae, cfg.d_in), "b_dec": (cfg.d_in,)}
         shapes |= {name: (cfg.d_sae,) for name in self.architecture.tensors if name not in THRESHOLDS}
         self.W_enc = nn.Parameter(torch.zeros(cfg.d_sae, cfg.d_in, dtype=dtype, device=device).T)
+        self.register_parameter("b_enc", None)
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=dtype, device=device)))
         self.register_buffer("threshold", torch.zeros((), device=device))
@@ -177,9 +179,10 @@ class SAE(nn.Module):
             shift, scale = self._normalization(x)
             x = (x - shift) / (scale + (LAYER_NORM_EPS if self.cfg.normalize_activations == "layer_norm" else 0.0))
         x = x - self.b_dec if self.cfg.apply_b_dec_to_input else x
-        if latents is None:
-            return torch.addmm(self.b_enc, x, self.W_enc)
-        return torch.addmm(self.b_enc[latents], x, self.W_enc.T[latents].T)
+        rows, b_enc = self.W_enc.T, self.b_enc
+        if latents is not None:
+            rows, b_enc = rows[latents], b_enc if b_enc is None else b_enc[latents]
+        return nn.functional.linear(x, rows, b_enc)
 
     def scales(self, x: Tensor) -> Tensor | float:
         """x [n, d_in] -> what a code of each token is multiplied by in its reconstruction, [n]; 1 for most SAEs."""

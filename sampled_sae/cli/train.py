@@ -283,15 +283,16 @@ def print_saes(found: Mapping[str, Sequence[SAE]] | Sequence[SAE]) -> None:
         print(_summary(sae), file=sys.stderr)
         print(sae.folder, flush=True)
     if any(sae.cfg.metadata["training"].get("heldout") for sae in saes):
-        about = "measured on held-out tokens of the training data, which also calibrated the threshold"
-        print(f"FVU and L0: {about}; sampled-sae eval measures them on the text that you give", file=sys.stderr)
+        about = "Held-out FVU and L0: on held-out tokens of the training data, which also calibrated the threshold"
+        print(f"{about}; sampled-sae eval measures them on the text that you give", file=sys.stderr)
 
 
 def _summary(sae: SAE) -> str:
     """FVU and L0 on held-out tokens, and the fraction of dead latents."""
     training, name = sae.cfg.metadata["training"], sae.cfg.training.name if sae.cfg.training else ""
     measured = training.get("heldout") or {}
-    shown = [f"{title} {measured[key]:.3g}" for key, title in (("fvu", "FVU"), ("l0", "L0")) if measured.get(key)]
+    titles = {"fvu": "held-out FVU", "l0": "L0"}
+    shown = [f"{title} {measured[key]:.3g}" for key, title in titles.items() if measured.get(key)]
     config = sae.cfg.training
     # No latent counts as dead before that many tokens.
     long = config is None or training["steps"] * training["batch_size"] > config.auxk.dead_after

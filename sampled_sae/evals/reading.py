@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.hooks import Where, saved_hook
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.codes import SparseCodes, starts
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
@@ -122,6 +123,11 @@ def not_finite(model: LanguageModel, layer: Where) -> UserError:
     """The error of a model whose activations overflow."""
     why = f"gives activations that are nan or infinite in {model.dtype}; load it in float32"
     return UserError(f"layer = {layer}: {model.name} {why}")
+
+
+def skipped(skip_first: int | None, sae: InferenceConfig) -> int:
+    """Positions to exclude at the start of each context: as given, by default those that training excluded."""
+    return int(sae.metadata.get("skip_first") or 0) if skip_first is None else skip_first
 
 
 def counted_positions(contexts: Tensor, skip_first: int, left_out: Sequence[int]) -> Tensor:

@@ -6,6 +6,7 @@ An SAE of 65,536 latents has 300 MB; a slice, the latents that are explained, ha
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -46,8 +47,8 @@ def values_of(measure: Measure, result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def line(run: Run, measure: str, values: Mapping[str, float | None], units: Mapping[str, Any] | None = None) -> str:
-    """A result as one line of results.jsonl: metrics, and those of single datasets or letters."""
-    rounded = {name: round(value, 6) for name, value in values.items() if value is not None}
+    """A result as one line of results.jsonl: metrics that are finite, and those of single datasets or letters."""
+    rounded = {name: round(value, 6) for name, value in values.items() if value is not None and math.isfinite(value)}
     row: dict[str, Any] = {**run._asdict(), "measure": measure, "values": rounded, "units": units or {}}
     return json.dumps({name: value for name, value in row.items() if value != {}}, separators=(",", ":")) + "\n"
 

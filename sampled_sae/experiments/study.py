@@ -177,7 +177,8 @@ class Work:
 
     def _place(self, setting: str) -> tuple[Any, ...]:
         found = self.study.settings[setting]
-        return found.model, found.layer, found.context, found.recipe, found.high_norm_factor
+        shared = found.model, found.layer, found.context, found.recipe, found.high_norm_factor
+        return *shared, self.study.tokens_of(setting)
 
     def open(self, setting: str, harvest: bool = True) -> Layer:
         """The layer of a setting, with its activations; another one's are given up, and the SAEs of it."""
@@ -279,7 +280,7 @@ class Work:
         for run in [run for run in runs if run not in done]:
             after = stage.seeds[(stage.seeds.index(run.seed) + 1) % len(stage.seeds)]
             keys = [(run.method, run.seed), (run.method, after), (BASE, run.seed), (BASE, after)]
-            if any((run.setting, *key) not in by_name for key in keys):
+            if after == run.seed or any((run.setting, *key) not in by_name for key in keys):
                 raise UserError(f"stage {stage.name!r}: similarity needs {BASE} and two seeds")
             four = [by_name[run.setting, method, seed] for method, seed in keys]
             needed = self._preparation(run.setting, ())

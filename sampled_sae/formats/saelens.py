@@ -58,6 +58,8 @@ class Own(Config):
     """Settings of the training."""
     threshold_ema: float | None
     metadata: dict[str, Any]
+    k: int | None = None
+    """Active latents per token; None in files of earlier versions, where the settings of the training have it."""
     checksums: dict[str, int] = field(default_factory=dict)
     """CRC-32 of other files of the folder; takes about 0.4 s per GB on saving and on loading."""
 
@@ -81,8 +83,8 @@ class SAELens:
         config, own = _read_config(path), read_own(path)
         content = {name: config[name] for name in SHARED if name in config} | {"prefixes": _prefixes(config)}
         if own is not None:
-            training = own.config
-            content = {"k": training and training.k} | content | {"training": training, "metadata": own.metadata}
+            k = own.k or (own.config and own.config.k)
+            content = {"k": k} | content | {"training": own.config, "metadata": own.metadata}
         else:
             content["metadata"] = config.get("metadata") or {}
         cfg = InferenceConfig.from_dict(content, path / CONFIG)
@@ -122,6 +124,7 @@ class SAELens:
                 config=sae.cfg.training,
                 threshold_ema=average if math.isfinite(average) else None,
                 metadata=sae.cfg.metadata,
+                k=sae.cfg.k,
                 checksums={name: checksum(temporary / name) for name in (CONFIG, WEIGHTS)},
             )
             write_file(temporary / OWN, "sae", own.to_dict())

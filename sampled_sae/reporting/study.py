@@ -102,15 +102,21 @@ def best_factor(
 def whole_length(rows: Sequence[Row], setting: str, method: str) -> dict[float, float]:
     """FVU of a method at full length by factor, mean of the seeds that all factors have; none with a single factor.
 
-    On the selection text, or on the report text where some factor was not measured on the former.
+    On the selection text, or on the report text where some factor was not measured on the former. It is infinite for a
+    factor with which some seed diverged.
     """
+
+    def fvu(row: Row) -> float:
+        return row.values.get("fvu", math.inf)
+
     for measure in ("select", "core"):
-        own = [row for row in rows if (row.run.setting, row.run.method) == (setting, method) and "fvu" in row.values]
+        known = [row for row in rows if row.values.keys() & {"fvu", "diverged"}]
+        own = [row for row in known if (row.run.setting, row.run.method) == (setting, method)]
         factors = {row.run.factor for row in own if row.measure == "core"}
         seeds = [{row.run.seed for row in own if (row.run.factor, row.measure) == (f, measure)} for f in factors]
         if len(factors) > 1 and (shared := set.intersection(*seeds)):
             there = [row for row in own if row.measure == measure and row.run.seed in shared]
-            return {f: statistics.fmean(row.values["fvu"] for row in there if row.run.factor == f) for f in factors}
+            return {f: statistics.fmean(fvu(row) for row in there if row.run.factor == f) for f in factors}
     return {}
 
 
@@ -256,7 +262,7 @@ class Results:
     def not_run(self, setting: str, method: str) -> float | None:
         """The best factor of the short trainings, if the method was not trained with it at full length."""
         name = method if (setting, method, "rate") in self._rows else self.rate_of.get(method) or method
-        tried = self._rows.get((setting, name, "rate"))
+        tried = [row for row in self._rows.get((setting, name, "rate"), ()) if "fvu" in row.values]
         if not tried:
             return None
         best = min(tried, key=lambda row: row.values["fvu"]).run.factor
@@ -310,13 +316,16 @@ class Results:
                 found[source] = rest.mean
         return found
 
-    def unequal_l0(self, setting: str, first: str, second: str) -> float:
-        """The largest relative difference of the mean L0 on the report tokens over their seeds; 0 without any."""
+    def unequal_l0(self, setting: str, first: str, second: str, factor: float | None = None) -> float:
+        """The largest relative difference of the mean L0 on the report tokens over their seeds; 0 without any.
+
+        With the methods' best factors, unless one is given.
+        """
         l0 = [
             {
                 row.run.seed: row.values["l0"]
                 for row in self._rows.get((setting, m, "core"), ())
-                if "l0" in row.values and row.run.factor == self.best(setting, m)
+                if "l0" in row.values and row.run.factor == (factor or self.best(setting, m))
             }
             for m in (first, second)
         ]

@@ -62,7 +62,7 @@ def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN,
             rate, untried[method] = f"{rate}†", better
         rows.append([method, rate, max(map(len, by_metric), default=0), *stats])
     note = "Mean over seeds, with the range. Learning rate: factor of the package's default."
-    if any(str(row[1]).endswith("*") for row in rows):
+    if any("*" in str(row[1]) for row in rows):
         note += " *: the best of those tried is at an end of the grid, so a better one may lie beyond it."
     if untried:
         note += " †: the best rate of the short trainings was not run at full length: "
@@ -87,7 +87,8 @@ def difference_table(results: Results, setting: str, metric: str, base: str = BA
         found = None if method == base else results.difference(setting, method, base, metric, **how)
         if found is not None:
             it, verdict = found
-            unequal = metric in ("fvu", "fvu_all") and results.unequal_l0(setting, method, base) > UNEQUAL
+            l0 = results.unequal_l0(setting, method, base, how.get("factor"))
+            unequal = metric in ("fvu", "fvu_all") and l0 > UNEQUAL
             marked |= unequal
             ends = "-" if it.interval is None else " to ".join(form(end, digits) for end in it.interval)
             left = results.without_each(setting, method, base, metric, **how).values()

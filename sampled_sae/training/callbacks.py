@@ -155,7 +155,7 @@ class ProgressBar(Callback):
         self.fvu |= {(id(run), name): 1 - numbers.fve for name, numbers in (stats or {}).items()}
         if self.bar is not None:
             ends = [f"{end(self.fvu.values()):.3f}" for end in (min, max) if self.fvu]
-            self.bar.update(step + 1, f"FVU {' to '.join(dict.fromkeys(ends))}" if ends else "")
+            self.bar.update(step + 1, f"batch FVU {' to '.join(dict.fromkeys(ends))}" if ends else "")
 
     def on_end(self, run: Run, saes: list[SAE] | None) -> None:
         if self.bar is not None:

@@ -29,12 +29,12 @@ T = TypeVar("T")
 class Registry(MutableMapping[str, T]):
     """A dictionary of plug-ins that imports them when they are needed."""
 
-    def __init__(self, what: str, package: str, group: str, folders: bool = False):
+    def __init__(self, what: str, package: str, group: str, folders: bool = False, hint: str = ""):
         """`what` is the plug-ins' name in error messages, `package` the folder, `group` that of the entry points.
 
-        With `folders` a plug-in is a folder of the package and not a module.
+        With `folders` a plug-in is a folder of the package and not a module. `hint` ends the error of an unknown name.
         """
-        self.what, self.package, self.group, self.folders = what, package, group, folders
+        self.what, self.package, self.group, self.folders, self.hint = what, package, group, folders, hint
         self.builtin: set[str] = set()
         self.failed: dict[str, str] = {}  # entry points that could not be loaded, by name, with the reason
         self._items: dict[str, T] = {}
@@ -57,7 +57,7 @@ class Registry(MutableMapping[str, T]):
             return self[name]
         if name in self.failed:
             raise UserError(f"{self.what} = {name!r}: {self.failed[name]}")
-        raise UserError(f"{self.what} = {name!r}: unknown; the {self.what}s are {', '.join(self)}")
+        raise UserError(f"{self.what} = {name!r}: unknown; the {self.what}s are {', '.join(self)}{self.hint}")
 
     def load_file(self, path: Path) -> None:
         """Run a user's Python file, so that the plug-ins that it registers become known."""

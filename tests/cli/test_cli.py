@@ -100,7 +100,11 @@ def test_a_users_own_score(acts, tmp_path):
     words = ("train", acts, *SMALL, "--methods", "sampled:score=biggest")
     done = process(*words, "--out", tmp_path / "run", "--load-scores", script)
     assert done.stdout.strip().endswith("biggest-l5-s0"), done.stderr
-    refused(run(*words, "--out", tmp_path / "other"), "score = 'biggest': unknown")
+    for command in (("resume", tmp_path / "run", "--extend", 5), (*words, "--out", tmp_path / "other")):
+        refused(failed := run(*command), "score = 'biggest': unknown; the scores are ")
+        assert "; --load-scores FILE.py adds" in failed.stderr
+    extended = process("resume", tmp_path / "run", "--extend", 5, "--load-scores", script)
+    assert extended.stdout == done.stdout, extended.stderr
     script.write_text("def broken(:\n")
     refused(run(*words, "--out", tmp_path / "other", "--load-scores", script), "SyntaxError")
 

@@ -44,7 +44,9 @@ def train(*words) -> None:
 def test_one_command_from_a_model_and_a_text(model, text, tmp_path, capsys):
     words = ("--model", model, "--text", text, "--layer", 1, "--out", tmp_path / "run", *SMALL)
     train(*words, "--methods", "batchtopk", "sampled:score=l2/uniform")
-    folders = capsys.readouterr().out.split()
+    printed = capsys.readouterr()
+    folders, lines = printed.out.split(), printed.err.splitlines()
+    assert any(line.startswith("batchtopk-s0: held-out FVU 0.") for line in lines), lines
     assert [f.rsplit("/", 1)[1] for f in folders] == ["batchtopk-s0", "l2-l5-s0", "uniform-l5-s0"]
     sae = ss.SAE.load(folders[1])
     assert sae.cfg.metadata["hook_module"] == "gpt_neox.layers.1" and sae.cfg.metadata["context_size"] == 20

@@ -1,16 +1,21 @@
+import json
+
 import pytest
 import torch
 
 from sampled_sae.data.text import TextSource
+from sampled_sae.evals.autointerp import Autointerp
+from sampled_sae.evals.autointerp.schema import AutointerpConfig
 from sampled_sae.evals.core import Core
 from sampled_sae.evals.core.schema import CoreConfig
-from sampled_sae.evals.results import find_saes, names_of
+from sampled_sae.evals.results import find_saes, names_of, result_path
 from sampled_sae.evals.session import CONTEXTS, Request, Session, Subject, evaluate_saes, layer_of
 from sampled_sae.formats import describe
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.files import read_json
 from tests.models.tiny_models import make_model, make_tokenizer
 
 
@@ -73,6 +78,39 @@ def test_no_sae_reads_the_text_that_another_one_was_not_trained_on(tmp_path):
         folders.append(sae.save(tmp_path / name))
     found = evaluate_saes(folders, lm, [CoreConfig(resamples=0, loss=False)], text=str(tmp_path / "a.txt"))
     assert [one["core"]["contexts"] for one in found] == [CONTEXTS, 3]
+
+
+def test_positions_that_training_skipped_can_be_measured(tmp_path):
+    lm = LanguageModel(make_model("llama"), make_tokenizer(), "tiny")
+    (tmp_path / "a.txt").write_text("the sea " * 200)
+    sae = SAE(InferenceConfig(lm.width, 6))
+    sae.cfg.metadata.update({"model_name": "tiny", "layer": 0, "context_size": 10, "skip_first": 4})
+    few = {"contexts": 3, "resamples": 0, "loss": False, "left_out": (-1,)}
+    for skip_first, each in ((None, 6), (0, 10), (2, 8)):
+        [found] = evaluate_saes([sae], lm, [CoreConfig(skip_first=skip_first, **few)], text=str(tmp_path / "a.txt"))
+        assert found["core"]["measured"]["tokens"] == 3 * each
+        chosen = Autointerp().settings_for(AutointerpConfig(skip_first=skip_first), sae.cfg, lm)
+        assert chosen.skip_first == 10 - each
+
+
+def test_results_with_the_default_of_an_earlier_version_are_reused(tmp_path):
+    lm = LanguageModel(make_model("llama"), make_tokenizer(), "tiny")
+    (tmp_path / "a.txt").write_text("the sea " * 200)
+    sae = SAE(InferenceConfig(lm.width, 6))
+    sae.cfg.metadata.update({"model_name": "tiny", "layer": 0, "context_size": 10})
+    folder, few = sae.save(tmp_path / "sae"), {"contexts": 3, "resamples": 0, "loss": False}
+
+    def measured(**settings) -> float:
+        [found] = evaluate_saes([folder], lm, [CoreConfig(**few, **settings)], text=str(tmp_path / "a.txt"))
+        return found["core"]["median_norm"]
+
+    measured()
+    content = read_json(path := result_path(folder, "core"))
+    assert content.pop("checksum") and content["asked"]["skip_first"] is None
+    content["asked"]["skip_first"], content["format_version"], content["result"]["median_norm"] = 0, 2, -1.0
+    path.write_text(json.dumps(content))
+    assert measured() == -1.0
+    assert measured(skip_first=0) > 0
 
 
 def test_a_changed_text_is_another_question_also_if_other_files_are_read(tmp_path):

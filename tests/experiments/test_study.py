@@ -168,6 +168,28 @@ def test_each_setting_says_which_norms_are_high(design):
     assert Layer(model, replace(setting, recipe="paper"), given).limit == float("inf")
 
 
+def test_a_settings_own_tokens_do_not_depend_on_what_was_run_before(design, tmp_path):
+    plain = json.loads(design.read_text())
+    plain["settings"] |= {"short": {**plain["settings"]["tiny"], "tokens": 640}}
+    stage = {"methods": ["batchtopk"], "seeds": [0], "factors": [1], "measure": ["core"]}
+    plain["stages"] = [{"name": name, "settings": [name], **stage} for name in ("short", "tiny")]
+    (tmp_path / "design.json").write_text(json.dumps(plain))
+    declared, found = load_study(tmp_path / "design.json"), []
+    for only in (["tiny"], ["short", "tiny"]):
+        out = tmp_path / "-".join(only)
+        assert run_study(declared, material(), out, only=only, device="cpu")
+        found.append(untimed((out / "results.jsonl").read_text().splitlines()[-1]))
+    assert '"tiny"' in found[0] and found[0] == found[1]
+
+
+def test_similarity_needs_two_seeds(design, tmp_path):
+    plain = json.loads(design.read_text())
+    plain["stages"][1] |= {"seeds": [0], "factors": [1], "measure": ["similarity"]}
+    (tmp_path / "design.json").write_text(json.dumps(plain))
+    with pytest.raises(UserError, match="stage 'seeds': similarity needs batchtopk and two seeds"):
+        run_study(load_study(tmp_path / "design.json"), material(), tmp_path / "out", only=["seeds"], device="cpu")
+
+
 def test_it_stops_in_time_and_continues(design, tmp_path, monkeypatch, capsys):
     declared = load_study(design)
     run_study(declared, material(), tmp_path / "whole", only=["rates"], device="cpu")
@@ -287,6 +309,13 @@ def test_texts_and_results_are_needed(design, tmp_path, capsys):
     page = tmp_path / "results.md"
     cli.main(["study", str(design), "--do", "tables", "--out", str(tmp_path)])
     assert "Not run yet: there are no results." in page.read_text() and "| H1 |" in page.read_text()
+
+
+def test_values_that_are_not_finite_are_left_out(tmp_path):
+    """As the MMCS of an SAE without live latents: a line with them could not be read again."""
+    path = tmp_path / "results.jsonl"
+    path.write_text(lines.line(Run("a", "b", 1.0, 0), "similarity", {"mmcs_seeds": float("nan"), "live": 0.0}))
+    assert [row.values for row in read_rows(path)] == [{"live": 0.0}]
 
 
 def test_lines_have_single_datasets_and_letters():

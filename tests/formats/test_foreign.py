@@ -56,8 +56,8 @@ def test_codes_and_reconstructions_are_the_peers(name, tmp_path):
         ours = SAE.load(path, dtype=torch.float64).encode(close) > 0
         assert torch.equal(ours[range(2 * M), own], fires[range(2 * M), own])
     back = SAE.load(sae.save(tmp_path / "ours"))  # the native format holds all of them
-    assert torch.equal(back(X), sae(X)) and back.cfg.prefixes == sae.cfg.prefixes
-    assert back.cfg.metadata == sae.cfg.metadata
+    assert torch.equal(back(X), sae(X))
+    assert back.cfg == sae.cfg and sae.is_saved_in(tmp_path / "ours")
 
 
 def test_metadata_name_model_and_hook_point(tmp_path):

@@ -251,6 +251,32 @@ def test_trainings_of_full_length_come_before_short_ones():
     assert best_factor([*short, *core, *selected], "first", "l100", models) == 4.0
 
 
+def test_a_rate_that_diverged_is_not_the_best():
+    def row(factor, measure, **values):
+        return [Row(Run("first", "l100", factor, seed), measure, values, {}) for seed in range(3)]
+
+    short = [*row(2.0, "rate", fvu=0.2), *row(4.0, "rate", fvu=0.1), *row(8.0, "rate", diverged=1.0)]
+    whole = [*row(2.0, "core", fvu=0.5), *row(4.0, "core", diverged=1.0)]
+    results = Results([*short, *whole], {"first": "m"})
+    assert best_factor(results.rows, "first", "l100", results.models) == results.best("first", "l100") == 2.0
+    assert set(results.measured("first", "l100", "fvu").values()) == {0.5}
+    assert results.not_run("first", "l100") is None
+
+
+def test_marks_of_a_method_are_explained_and_those_of_its_own_rate():
+    def row(method, factor, measure, **values):
+        return [Row(Run("first", method, factor, seed), measure, values, {}) for seed in range(3)]
+
+    rows = [*row("batchtopk", 1.0, "core", fvu=0.3, l0=60.0), *row("batchtopk", 2.0, "core", fvu=0.4, l0=60.0)]
+    rows += [*row("l100", 1.0, "core", fvu=0.5, l0=60.0), *row("l100", 2.0, "core", fvu=0.4, l0=70.0)]
+    rows += [*row("l100", 4.0, "rate", fvu=0.1), *row("l100", 2.0, "rate", fvu=0.2)]
+    results = Results(rows, {"first": "m"})
+    table = summary_table(results, "first")
+    assert table.rows[1][1] == "x 2*†" and " *: the best of those tried" in table.note and " †: " in table.note
+    tables_of = [difference_table(results, "first", "fvu", **how) for how in ({}, {"factor": 1.0}, {"factor": 2.0})]
+    assert [table.rows[0][0] for table in tables_of] == ["l100*", "l100", "l100*"]
+
+
 def test_a_metric_without_the_best_rate_is_taken_from_another_and_marked():
     def row(method, factor, measure, **values):
         return [Row(Run("first", method, factor, seed), measure, values, {}) for seed in range(3)]

@@ -13,6 +13,7 @@ from sampled_sae.evals.autointerp.chat import Chat
 from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp_many
 from sampled_sae.evals.autointerp.schema import CONTEXT, AutointerpConfig, AutointerpResult, most_latents
 from sampled_sae.evals.core.schema import special_tokens
+from sampled_sae.evals.reading import skipped
 from sampled_sae.evals.results import saebench_layout
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
@@ -82,7 +83,7 @@ class Autointerp(Evaluation):
     def settings_for(self, config: AutointerpConfig, sae: InferenceConfig, model: LanguageModel) -> AutointerpConfig:
         """Without special tokens and training's first positions, unless the settings name others."""
         known = {*special_tokens(model.tokenizer), find_end_of_text(model.tokenizer)}
-        skip_first = config.skip_first or int(sae.metadata.get("skip_first") or 0)
+        skip_first = skipped(config.skip_first, sae)
         return replace(config, left_out=config.left_out or tuple(sorted(known)), skip_first=skip_first)
 
     def check(self, config: AutointerpConfig) -> None:

@@ -63,8 +63,8 @@ class AutointerpConfig(Config):
     """Latents to explain, instead of a sample."""
     dead_below: Count = 15
     """A latent is alive if it fires at more tokens than this."""
-    skip_first: Count = 0
-    """Positions at the start of each context at which firing is not counted."""
+    skip_first: Count | None = None
+    """Positions at the start of each context at which firing is not counted. Default: those that training excluded."""
     left_out: tuple[int, ...] = ()
     """Ids of tokens at which firing is not counted; `special_tokens` gives those that SAEBench excludes."""
     norm_factor: NormFactor = 10.0

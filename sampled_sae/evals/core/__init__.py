@@ -12,6 +12,7 @@ import torch
 from sampled_sae.evals import Contexts, Evaluation, Job, Needs, register_evaluation
 from sampled_sae.evals.core.evaluate import evaluate_core_many
 from sampled_sae.evals.core.schema import CoreConfig, CoreResult, special_tokens, to_saebench
+from sampled_sae.evals.reading import skipped
 from sampled_sae.evals.results import save_firing
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.language_model import LanguageModel
@@ -154,7 +155,7 @@ class Core(Evaluation):
         context = config.context or int(trained.get("context_size") or 512)
         return replace(
             config,
-            skip_first=config.skip_first or int(trained.get("skip_first") or 0),
+            skip_first=skipped(config.skip_first, sae),
             left_out=config.left_out or special_tokens(model.tokenizer),
             norm_limit=None if limit is None else float(limit),
             # An SAE that was trained without high-norm tokens leaves them as they are.

@@ -36,8 +36,8 @@ class CoreConfig(Config):
     """Contexts that are read. Default: 64, or fewer if fewer were held out from training on the same text."""
     context: Positive | None = None
     """Tokens per context. Default: as in training."""
-    skip_first: Count = 0
-    """Positions to exclude at the start of each context; 0 excludes those that training excluded."""
+    skip_first: Count | None = None
+    """Positions to exclude at the start of each context. Default: those that training excluded."""
     left_out: tuple[int, ...] = ()
     """Ids of tokens to exclude; `special_tokens` gives those that SAEBench excludes."""
     norm_factor: NormFactor = 10.0

@@ -127,7 +127,8 @@ class Score(NamedTuple):
         return q
 
 
-SCORES: Registry[Score] = Registry("score", __name__, "sampled_sae.scores")
+HINT = "; --load-scores FILE.py adds those of a file, in Python register_score"
+SCORES: Registry[Score] = Registry("score", __name__, "sampled_sae.scores", hint=HINT)
 get_score, load_scores = SCORES.find, SCORES.load_file
 
 
