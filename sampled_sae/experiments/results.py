@@ -54,9 +54,10 @@ def line(run: Run, measure: str, values: Mapping[str, float | None], units: Mapp
 
 
 def line_of(run: Run, measure: Measure, result: Mapping[str, Any], sae: SAE) -> str:
-    """The line of an evaluation's result; training time goes beside the core metrics."""
-    seconds = {"seconds": sae.cfg.metadata["training"]["seconds"]} if measure == "core" else {}
-    return line(run, measure, values_of(measure, result) | seconds, units_of(measure, result))
+    """The line of an evaluation's result, with the training time, or the words that absorption was measured with."""
+    about = {"seconds": sae.cfg.metadata["training"]["seconds"]} if measure == "core" else {}
+    about |= {"words": result["words"]} if measure == "absorption" else {}
+    return line(run, measure, values_of(measure, result) | about, units_of(measure, result))
 
 
 def units_of(measure: Measure, result: Mapping[str, Any]) -> dict[str, Any]:

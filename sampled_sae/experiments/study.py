@@ -114,9 +114,9 @@ class Work:
         return read_rows(self.path, self.study.settings)
 
     def stage(self, stage: Stage) -> None:
-        """One stage; measured in groups of SAEs that share setting and seed."""
+        """One stage; the SAEs of a setting are measured together, because reading texts takes longer than an SAE."""
         runs = runs_of(self.study, stage, self.rows())
-        for (setting, _), group in _grouped(runs).items():
+        for setting, group in _grouped(runs).items():
             single = [measure for measure in stage.measure if measure != "similarity"]
             done = {(row.run, row.measure) for row in self.rows()}
             left = [run for run in group if any((run, measure) not in done for measure in single)]
@@ -177,8 +177,7 @@ class Work:
 
     def _place(self, setting: str) -> tuple[Any, ...]:
         found = self.study.settings[setting]
-        shared = found.model, found.layer, found.context, found.recipe, found.high_norm_factor
-        return *shared, self.study.tokens_of(setting)
+        return found.model, found.layer, found.context, found.recipe, found.high_norm_factor
 
     def open(self, setting: str, harvest: bool = True) -> Layer:
         """The layer of a setting, with its activations; another one's are given up, and the SAEs of it."""
@@ -339,8 +338,9 @@ def judge_slices(
     return work.path
 
 
-def _grouped(runs: Iterable[Run]) -> dict[tuple[str, int], list[Run]]:
-    groups: dict[tuple[str, int], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.setting, run.seed), []).append(run)
+def _grouped(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Runs by setting; those of one seed follow each other, because they share the order of the tokens."""
+    groups: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        groups.setdefault(run.setting, []).append(run)
     return groups

@@ -213,7 +213,7 @@ def hypotheses_table(
 def _named(results: Results, claim: Claim, setting: str) -> str:
     """The claim's method, with its learning rate where it is not the best one, and where the claim is decided."""
     rates = results.other_rates(setting, claim.method, [claim.metric]).values() if setting else ()
-    elsewhere = [f"in `{setting}`"] if setting and setting != next(iter(results.deciding)) else []
+    elsewhere = [f"in {setting}"] if setting and setting != next(iter(results.deciding)) else []
     return " ".join([claim.method, *(f"(x {rate:g})" for rate in rates), *elsewhere])
 
 
@@ -237,8 +237,9 @@ def claims_table(results: Results, claims: Sequence[Claim], synthetic: Synthetic
             ends = "" if it.interval is None else " to ".join(_shown(end, claim.metric) for end in it.interval)
             difference = _shown(it.mean, claim.metric) + (ends and f" ({ends})")
             cells = [difference, _shown(it.detectable, claim.metric), it.clusters[0]]
-        pair = f"{_named(results, claim, tested.setting)} against {claim.against}"
-        pair = pair if metric else claim.method or "all methods"
+        pair = claim.method or "all methods"
+        if metric:
+            pair = f"{_named(results, claim, tested.setting)} against {claim.against}"
         rows.append([claim.name, pair, title, tested.outcome, *cells, tested.settings, tested.beside])
     return Table(columns, rows, "claims", note="Numbers of dense latents are compared by their ratio (x).")
 

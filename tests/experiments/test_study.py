@@ -91,7 +91,7 @@ def test_the_whole_study_continues_where_it_stopped(design, tmp_path, capsys):
     }
     assert run_study(declared, material(), out, device="cpu")
     said = capsys.readouterr().err
-    assert "harvest layer 1" in said and "train tiny batchtopk-x" in said and "core, 3 SAEs: about" in said
+    assert "harvest layer 1" in said and "train tiny batchtopk-x" in said and "core, 6 SAEs: about" in said
     rows = read_rows(path)
     by_seed = {run.seed: run for run in runs_of(declared, declared.stages[1], rows) if run.method == "l2-l3"}
     best = min((r for r in rows if r.run.method == "l2-l6" and r.measure == "rate"), key=lambda r: r.values["fvu"])
@@ -100,6 +100,9 @@ def test_the_whole_study_continues_where_it_stopped(design, tmp_path, capsys):
     assert set(of_run) == set(MEASURES) and of_run["select"]["l0"] == pytest.approx(4, abs=0.05)
     assert of_run["core"]["fvu_matched"] == pytest.approx(of_run["core"]["fvu"], rel=0.2)
     base = next(r for r in rows if r.run.method == "batchtopk" and r.measure == "similarity" and r.run.seed == 0)
+    assert base.values["found"] == base.values["found_seeds"]
+    by_density = [base.values[f"found_{n}"] for n in range(3) if f"found_{n}" in base.values]
+    assert min(by_density) <= base.values["found"] <= max(by_density)
     assert base.values["mmcs_seeds"] == base.values["mmcs_other"] < base.values["mmcs_same"] == 1.0
     size = path.stat().st_size
     assert run_study(declared, material(), out, device="cpu") and path.stat().st_size == size
@@ -324,13 +327,18 @@ def test_lines_have_single_datasets_and_letters():
         return found._asdict()
 
     def line(measure, result):
-        return lines.line(run, measure, lines.values_of(measure, result), lines.units_of(measure, result))
+        return lines.line_of(run, measure, result, SAE(InferenceConfig(6, 40, k=4)))
 
     letters = [letter("a", 0.125), letter("b", 0.5, main=()), letter("c", None, "too few words")]
     run = Run("tiny", "topk", 2.0, 1)
-    made = {"letters": letters, "fraction": {"mean": 0.3125, "std": 0.1}, "main_f1": {"mean": 0.25, "std": None}}
+    made = {
+        "letters": letters,
+        "words": 12,
+        "fraction": {"mean": 0.3125, "std": 0.1},
+        "main_f1": {"mean": 0.25, "std": None},
+    }
     plain = json.loads(line("absorption", made))
-    assert plain["values"] == {"absorption": 0.3125, "absorption_f1": 0.25} and plain["factor"] == 2.0
+    assert plain["values"] == {"absorption": 0.3125, "absorption_f1": 0.25, "words": 12} and plain["factor"] == 2.0
     assert plain["units"] == {
         "a": ["", {"absorption": 0.125, "absorption_f1": 0.5}],
         "b": ["", {"absorption": 0.5, "absorption_f1": 0.0}],

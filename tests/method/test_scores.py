@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sampled_sae.method.scores import SCORES, get_score, load_scores, register_input_score, register_score
 from sampled_sae.method.scores.builtin import RIDGE
@@ -152,3 +153,18 @@ def test_a_users_score_of_sums_is_validated():
         SCORES.pop("mean_square", None)
     with pytest.raises(UserError, match=r"sums = 'median': must be among total, energy, z_log_z, fired"):
         register_score("mean_square", sums=("median",))
+
+
+class _NoConstants(TorchDispatchMode):
+    """Refuses tensors of Python numbers: on a GPU they are copied from the host, which a CUDA graph cannot capture."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func is not torch.ops.aten.lift_fresh.default, "a tensor is made from a number"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [name for name in SCORES if name not in ("gate", "leverage", "preactivation_l2")])
+def test_scores_can_be_captured_as_a_cuda_graph(name):
+    Z = torch.rand(6, 8)
+    with _NoConstants():
+        score(name, Z)

@@ -98,6 +98,17 @@ def test_claims(results):
     assert table.rows[0][3] == "supported" and table.rows[0][-2] == 2 and table.rows[1][3] == "not measured"
 
 
+def test_a_single_seed_decides_no_claim():
+    single = [row for row in rows() if row.run.method != "good" or row.run.seed == 0]
+    alone = Results(single, {"first": "m"})
+    assert decided(alone, claim("good", "better")) == "undecided"
+    there = Results([*single, *rows("second")], {"first": "m", "second": "m"})
+    tested = outcome(there, claim("good", "better"))
+    assert (tested.outcome, tested.setting, tested.settings) == ("supported", "second", 1)
+    table = claims_table(there, [claim("good", "better"), claim("bad", "worse")])
+    assert [row[1] for row in table.rows] == ["good in second against batchtopk", "bad against batchtopk"]
+
+
 def test_claims_about_several_methods(results):
     def over(kind, *methods, metrics=("fvu", "probing_5")):
         return decided(results, Claim("H7", "", kind=kind, methods=methods, metrics=metrics))
