@@ -25,7 +25,7 @@ from sampled_sae.experiments.synthetic import EXPERIMENTS, grid
 from sampled_sae.formats.tensors import read_safetensors
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.reporting.study import GOAL, Results, Run, read_rows
-from sampled_sae.reporting.study_figures import against, forest
+from sampled_sae.reporting.study_figures import across, against, forest
 from sampled_sae.reporting.study_page import NOT_RUN, answer, fill_page, tables
 from sampled_sae.reporting.synthetic import load_results
 from sampled_sae.reporting.write import write_figures
@@ -165,6 +165,7 @@ def judged(
 # ---- the page ---------------------------------------------------------------------------------------
 
 SYNTHETIC = "synthetic"
+EVERY = "all"  # settings together, in the names of figures
 DETAILED = "tables.md"
 DETAILS = ("every-", "difference-", "datasets-", "self-", "synthetic-")  # beginnings of the names of tables there
 PAIRS = (("fvu", "probing_5"), ("absorption", "probing_5"), ("fvu", "autointerp"))  # metrics against each other
@@ -193,10 +194,14 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
     if figures is not None:
         titles = {name: _title(figure) for name, figure in drawn}
         shown = []
-        for setting in results.goals:
+        for setting in (EVERY, *results.goals):
             own = [path for path in images if path.name.startswith(f"{setting}-")]
             links = [f"![{titles[path.stem]}]({os.path.relpath(path, page.parent)})" for path in own]
-            shown += [f"### Figures of {setting}", *links] if links else []
+            shown += (
+                [f"### Figures of {setting.replace('-', ' ') if setting == EVERY else setting}", *links]
+                if links
+                else []
+            )
         blocks.append(("figures", "\n\n".join(shown) or NOT_RUN))
     not_run = {preset: not_run_of(preset, found) for preset, found in synthetic.items()}
     made = list(tables(results, study.claims, roles, study.needed, synthetic, not_run))
@@ -214,7 +219,8 @@ def not_run_of(preset: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def _figures(results: Results) -> Iterator[tuple[str, Any]]:
-    """Figures by name, those that there are results for: all of the first setting, the main ones of other models'."""
+    """Figures by name, those that there are results for: all of the first setting, the main ones of other models', and
+    FVU in all settings."""
     for setting in results.goals:
         for x, y in PAIRS:
             if (figure := against(results, setting, x, y)) is not None:
@@ -222,6 +228,8 @@ def _figures(results: Results) -> Iterator[tuple[str, Any]]:
         for metric in SHOWN if setting == results.goals[0] else GOAL[:2]:
             if (figure := forest(results, setting, metric)) is not None:
                 yield f"{setting}-{metric}", figure
+    if (figure := across(results, "fvu")) is not None:
+        yield f"{EVERY}-fvu", figure
 
 
 def _title(figure: Any) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from sampled_sae.reporting.figures import INK, MUTED, base_figure, front, labels, span, steps
+from sampled_sae.reporting.palette import FREE, GROUPS
 from sampled_sae.reporting.study import BASE, METRICS, Compared, Results, by_seed, judged
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 FAR = 3.0  # ratio to the base from which on a method is named beside the figure instead of being drawn
+SETTINGS = 3  # settings that a method has to be in for the figure over all of them
 WIDE = 10.0  # ratio of the largest to the smallest value from which on an axis is logarithmic
 
 
@@ -46,6 +49,36 @@ def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.
     means = [it.mean for it in shown.values()]
     figure.add_scatter(x=means, y=list(shown), mode="markers", marker=marks, error_x=bars)
     figure.add_vline(x=0, line={"color": INK, "width": 1})
+    return figure
+
+
+def across(results: Results, metric: str, base: str = BASE) -> go.Figure | None:
+    """Ratios to the base in every setting, of methods in at least three of them; None without any.
+
+    Methods far above the base in some setting are left out.
+    """
+    how = METRICS[metric]._replace(log=True, better=None)
+    found: dict[str, dict[str, float]] = {}
+    for setting in results.deciding:
+        values = {method: results.measured(setting, method, metric) for method in results.methods(setting)}
+        for method, own in values.items():
+            if method != base and (it := judged(own, values.get(base, {}), how)) is not None:
+                found.setdefault(method, {})[setting] = it[0].mean
+    shown = {m: own for m, own in found.items() if len(own) >= SETTINGS and max(own.values()) < math.log2(FAR)}
+    if not shown:
+        return None
+    ratios = [2.0**mean for own in shown.values() for mean in own.values()]
+    side = "worse" if METRICS[metric].better == "low" else "more"
+    title = f"{METRICS[metric].title}: ratio to {base} (right: {side})"
+    axis = {"title": {"text": title}, **_ticks(min(*ratios, 1.0), max(*ratios, 1.0), math.log2)}
+    figure = base_figure(120 + 30 * len(shown), axis, {"autorange": "reversed"}, {"r": 16})
+    styles = cycle([*GROUPS.values(), *FREE])
+    for setting, style in zip([s for s in results.deciding if any(s in own for own in shown.values())], styles):  # noqa: B905
+        there = {method: own[setting] for method, own in shown.items() if setting in own}
+        marks = {"color": style.color, "symbol": style.symbol, "size": 9}
+        figure.add_scatter(x=list(there.values()), y=list(there), mode="markers", marker=marks, name=setting)
+    figure.add_vline(x=0, line={"color": INK, "width": 1})
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"}, margin_t=60)
     return figure
 
 
@@ -103,7 +136,7 @@ def _axis(how: Compared, values: Sequence[float]) -> tuple[Callable[[float], flo
 def _ticks(low: float, high: float, scale: Callable[[float], float]) -> dict[str, Any]:
     """Ticks of a logarithmic axis at round numbers."""
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    fine = (1, 1.1, 1.2, 1.5, 2, 3, 5, 7, 8, 9) if high < 2 * low else (1, 2, 5) if high < 300 * low else (1,)
+    fine = (1, 1.1, 1.2, 1.5, 2, 3, 5, 7, 8, 9) if high < 3 * low else (1, 2, 5) if high < 300 * low else (1,)
     if high < 1.4 * low:
         fine = (*fine, 1.05, 1.15, 8.5, 9.5)
     numbers = [digit * 10.0**power for power in powers for digit in fine]

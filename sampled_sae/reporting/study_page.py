@@ -240,24 +240,33 @@ def _undecided(results: Results) -> str:
 
 
 def _best_method(results: Results, setting: str) -> str:
-    """The methods that are worse than no other in any of the goal's metrics, among those with several seeds."""
+    """The methods that are worse than no other in any of the goal's metrics, among those with several seeds.
+
+    Metrics that were not measured for the base do not count.
+    """
     methods = results.repeated(setting)
+    metrics = [metric for metric in GOAL if results.measured(setting, BASE, metric)]
     counts: dict[str, dict[str, list[str]]] = {}
     for method in methods:
-        others = {m: [results.difference(setting, method, o, m) for o in methods if o != method] for m in GOAL}
-        if any(results.measured(setting, method, metric) == {} for metric in GOAL):
+        others = {m: [results.difference(setting, method, o, m) for o in methods if o != method] for m in metrics}
+        if any(results.measured(setting, method, metric) == {} for metric in metrics):
             continue
         counts[method] = {metric: [it[1] for it in found if it is not None] for metric, found in others.items()}
     best = [method for method, own in counts.items() if not any("worse" in found for found in own.values())]
     if not best:
         return f"In `{setting}` undecided: each method with several seeds is worse than some other, or lacks a metric."
+    absent = [METRICS[metric].title for metric in GOAL if metric not in metrics]
+    unknown = f" ({', '.join(absent)} not measured)" if absent else ""
     lines = []
     for method in best:
         fvu = statistics.fmean(results.measured(setting, method, "fvu").values())
         won = {METRICS[m].title: found.count("better") for m, found in counts[method].items()}
         wins = ", ".join(f"{count} in {title}" for title, count in won.items() if count)
         beats = f" Of {len(methods) - 1} others, it is better than {wins}." if wins else ""
-        lines.append(f"In `{setting}`, {method} (FVU {fvu:.4f}): no other is better in any metric of the goal.{beats}")
+        whole = (
+            f"In `{setting}`, {method} (FVU {fvu:.4f}): no other is better in any metric of the goal{unknown}.{beats}"
+        )
+        lines.append(whole)
     return " ".join(lines)
 
 

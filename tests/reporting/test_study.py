@@ -16,7 +16,7 @@ from sampled_sae.reporting.claims import (
     reached,
 )
 from sampled_sae.reporting.study import Results, Row, Run, best_factor, leading, read_rows
-from sampled_sae.reporting.study_figures import against, forest
+from sampled_sae.reporting.study_figures import across, against, forest
 from sampled_sae.reporting.study_page import (
     answer,
     difference_table,
@@ -347,3 +347,13 @@ def test_the_figure_has_a_point_per_method(results):
     figure = against(Results([*rows(), *distant], {"first": "m", "second": "n"}), "first", "fvu", "probing_5")
     assert len(figure.data[1].x) == len(ROLES) and figure.layout.xaxis.title.text.endswith("above 0.2: odd")
     assert forest(Results([row for row in rows() if row.run.seed == 0], {"first": "m"}), "first", "fvu") is None
+
+
+def test_a_figure_over_all_settings():
+    names = ("first", "second", "third")
+    there = Results([row for name in names for row in rows(name)], dict.fromkeys(names, "m"))
+    figure = across(there, "fvu")
+    assert [trace.name for trace in figure.data] == list(names)
+    assert list(figure.data[0].y) == ["good", "bad", "same"] and figure.data[0].x[0] < 0 < figure.data[0].x[1]
+    two = Results([row for name in names[:2] for row in rows(name)], dict.fromkeys(names, "m"))
+    assert across(two, "fvu") is None, "a method has to be in three settings"
