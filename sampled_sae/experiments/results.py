@@ -197,11 +197,8 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
         for setting in (EVERY, *results.goals):
             own = [path for path in images if path.name.startswith(f"{setting}-")]
             links = [f"![{titles[path.stem]}]({os.path.relpath(path, page.parent)})" for path in own]
-            shown += (
-                [f"### Figures of {setting.replace('-', ' ') if setting == EVERY else setting}", *links]
-                if links
-                else []
-            )
+            heading = f"### Figures of {'all settings' if setting == EVERY else setting}"
+            shown += [heading, *links] if links else []
         blocks.append(("figures", "\n\n".join(shown) or NOT_RUN))
     not_run = {preset: not_run_of(preset, found) for preset, found in synthetic.items()}
     made = list(tables(results, study.claims, roles, study.needed, synthetic, not_run))
