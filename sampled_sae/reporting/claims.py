@@ -74,26 +74,24 @@ def outcome(results: Results, claim: Claim, synthetic: Synthetic | None = None) 
     found = {s: it for s, it in found.items() if it[0].clusters[0] > 1} or found  # one seed decides nothing
     first = next(iter(found))
     effect = found[first][0]
+    each = [_in_setting(results, claim, setting, verdict) for setting, (_, verdict) in found.items()]
+    mixed = {"supported", "refuted"} <= set(each) and each[0] != "undecided"
+    return Tested("mixed" if mixed else each[0], effect, len(found), first, beside)
+
+
+def _in_setting(results: Results, claim: Claim, setting: str, verdict: Verdict) -> Outcome:
+    """What one setting says about a claim. A ratio that is claimed is refuted if the measured one is surely below."""
     if claim.kind == "at most":
-        each = [_at_most(results, claim, setting) for setting in found]
-        mixed = {"supported", "refuted"} <= set(each) and each[0] != "undecided"
-        return Tested("mixed" if mixed else each[0], effect, len(found), first, beside)
-    return Tested(_decided(results, claim, found), effect, len(found), first, beside)
-
-
-def _decided(results: Results, claim: Claim, found: Mapping[str, tuple[Difference, Verdict]]) -> Outcome:
-    holds = {"better", "not worse"} if claim.expect == "not worse" else {claim.expect}
-    verdicts = [verdict for _, verdict in found.values()]
-    if verdicts[0] in holds and claim.ratio is not None:
-        first, second = (results.measured(next(iter(found)), m, claim.metric) for m in (claim.method, claim.against))
+        return _at_most(results, claim, setting)
+    if verdict == OPPOSITE[claim.expect]:
+        return "refuted"
+    if verdict != claim.expect and not (claim.expect == "not worse" and verdict == "better"):
+        return "undecided"
+    if claim.ratio is not None:
+        first, second = (results.measured(setting, m, claim.metric) for m in (claim.method, claim.against))
         if statistics.fmean(first.values()) < claim.ratio * statistics.fmean(second.values()):
-            below = _at_most(results, claim, next(iter(found))) == "supported"
-            return "refuted" if below else "undecided"
-    if verdicts[0] in holds:
-        return "mixed" if OPPOSITE[claim.expect] in verdicts else "supported"
-    if verdicts[0] == OPPOSITE[claim.expect]:
-        return "mixed" if any(v in holds for v in verdicts) else "refuted"
-    return "undecided"
+            return "refuted" if _at_most(results, claim, setting) == "supported" else "undecided"
+    return "supported"
 
 
 def _at_most(results: Results, claim: Claim, setting: str) -> Outcome:
@@ -181,11 +179,21 @@ def combined(outcomes: Sequence[Outcome], needed: str = "all") -> Outcome:
 def hypotheses(
     results: Results, claims: Sequence[Claim], needed: Mapping[str, str], synthetic: Synthetic | None = None
 ) -> dict[str, Outcome]:
-    """The outcome of each hypothesis, in order."""
-    found: dict[str, list[Outcome]] = {}
+    """The outcome of each hypothesis, in order; what it says about one method, in several metrics, holds jointly."""
+    found: dict[str, dict[tuple[str, str], list[Outcome]]] = {}
     for claim in claims:
-        found.setdefault(claim.name, []).append(outcome(results, claim, synthetic).outcome)
-    return {name: combined(own, needed.get(name, "all")) for name, own in found.items()}
+        own = found.setdefault(claim.name, {}).setdefault((claim.method, claim.against), [])
+        own.append(outcome(results, claim, synthetic).outcome)
+    return {
+        name: combined([_jointly(it) for it in own.values()], needed.get(name, "all")) for name, own in found.items()
+    }
+
+
+def _jointly(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome of claims that must hold together."""
+    if len(set(outcomes)) == 1:
+        return outcomes[0]
+    return "refuted" if "refuted" in outcomes else "undecided"
 
 
 def hypotheses_table(

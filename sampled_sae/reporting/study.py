@@ -253,11 +253,18 @@ class Results:
         return {title: rate for title, rate in rates.items() if rate != best}
 
     def at_end(self, setting: str, method: str) -> bool:
-        """Whether the method's factor is the smallest or the largest of those that were tried for it."""
-        near = [row.run for row in self.rows if row.measure == "rate" and row.run.setting == setting]
-        own = {run.factor for run in near if run.method == method}
-        tried = own or {run.factor for run in near if run.method == self.rate_of.get(method)}
-        return len(tried) > 1 and self.best(setting, method) in (min(tried), max(tried))
+        """Whether the method's factor is the smallest or the largest of those that were tried for it: in this setting,
+        or else in those of the same model, from which its factor is."""
+        rates = [
+            row.run
+            for row in self.rows
+            if row.measure == "rate" and self.models[row.run.setting] == self.models[setting]
+        ]
+        for near in ([run for run in rates if run.setting == setting], rates):
+            for name in (method, self.rate_of.get(method)):
+                if len(tried := {run.factor for run in near if run.method == name}) > 1:
+                    return self.best(setting, method) in (min(tried), max(tried))
+        return False
 
     def not_run(self, setting: str, method: str) -> float | None:
         """The best factor of the short trainings, if the method was not trained with it at full length."""

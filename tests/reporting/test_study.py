@@ -90,12 +90,23 @@ def test_claims(results):
     assert decided(results, claim("same", "not worse")) == "supported"
     assert decided(results, claim("same", "better")) == "undecided"
     assert decided(results, claim("absent", "better")) == "not measured"
-    assert decided(results, replace(claim("good", "better", "probing_1"), ratio=1.05)) == "supported"
+    first = Results(rows(), {"first": "m"})
+    assert decided(first, replace(claim("good", "better", "probing_1"), ratio=1.05)) == "supported"
+    assert decided(results, replace(claim("good", "better", "probing_1"), ratio=1.05)) == "mixed", "less in the second"
     assert decided(results, replace(claim("good", "better", "probing_1"), ratio=2)) == "refuted"
     turned = Results([*rows(), *rows("second", -1)], {"first": "m", "second": "m"})
     assert decided(turned, claim("good", "better")) == decided(turned, claim("bad", "better")) == "mixed"
     table = claims_table(results, [claim("good", "better"), claim("absent", "worse")])
     assert table.rows[0][3] == "supported" and table.rows[0][-2] == 2 and table.rows[1][3] == "not measured"
+
+
+def test_what_is_claimed_of_one_method_holds_jointly():
+    there = Results(rows(), {"first": "m"})
+    both = [claim("good", "better"), claim("good", "worse", "probing_1")]
+    assert hypotheses(there, both, {}) == {both[0].name: "refuted"}, "better in FVU, but not worse in probing"
+    both = [claim("good", "better"), claim("same", "better"), claim("same", "not worse", "absorption")]
+    assert hypotheses(there, both, {}) == {both[0].name: "undecided"}
+    assert hypotheses(there, [claim("good", "better"), claim("bad", "better")], {}) == {both[0].name: "mixed"}
 
 
 def test_a_single_seed_decides_no_claim():
