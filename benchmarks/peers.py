@@ -123,10 +123,21 @@ def _importing() -> Iterator[None]:
             del sys.modules[name]
 
 
-def saelens(d: int, m: int, k: int, batch: int, device: str, recipe: Recipe = TIMING, *, autocast: bool) -> Peer:
+def saelens(
+    d: int,
+    m: int,
+    k: int,
+    batch: int,
+    device: str,
+    recipe: Recipe = TIMING,
+    *,
+    autocast: bool,
+    start: Callable[[nn.Module], None] | None = None,
+) -> Peer:
     """SAELens, BatchTopK: SAETrainer.step, in fp32 (its default) or under its bf16 autocast.
 
-    With `recipe.first`, inputs are scaled to a mean norm of sqrt(d), its "expected_average_only_in".
+    With `recipe.first`, inputs are scaled to a mean norm of sqrt(d), its "expected_average_only_in". `start` may change
+    the initial weights.
     """
     with _importing():
         from sae_lens import BatchTopKTrainingSAE, BatchTopKTrainingSAEConfig
@@ -135,6 +146,8 @@ def saelens(d: int, m: int, k: int, batch: int, device: str, recipe: Recipe = TI
 
     torch.manual_seed(recipe.seed)
     sae = BatchTopKTrainingSAE(BatchTopKTrainingSAEConfig(d_in=d, d_sae=m, k=k, dtype="float32", device=device))
+    if start is not None:
+        start(sae)
     config = SAETrainerConfig(
         total_training_samples=recipe.steps * batch,
         train_batch_size_samples=batch,

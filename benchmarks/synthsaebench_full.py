@@ -109,7 +109,8 @@ class Benchmark:
         self.experiment, self.end, self.out = experiment, end, out
         self.data = SynthSAEBench(experiment.data, device)
         self.samples = Kept(self.data, experiment.steps * experiment.batch_size)
-        self.measure, self.heldout = Measurement(self.data, experiment), self.samples.batch(0, 65_536, "heldout")
+        self.measure = Measurement(self.data, experiment)
+        self.heldout = self.samples.batch(0, experiment.heldout, "heldout")
         self.pool, self.matchings = ThreadPoolExecutor(4), dict[str, Future[dict[str, Any]]]()
         self.ms: list[float] = []  # per step of one SAE, of each training
         self.results: dict[str, Any] = {

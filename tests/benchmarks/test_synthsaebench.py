@@ -1,15 +1,15 @@
 """The measures and samples of the comparison of recipes on SynthSAEBench."""
 
 import json
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import synthsaebench_full
-from benchmarks.synthsaebench import BATCH, CHUNK, K, Samples, config_of, measured
+from benchmarks import synthsaebench, synthsaebench_full
+from benchmarks.synthsaebench import BATCH, CHUNK, OURS, K, Samples, anatomy, measured, run_ours
 
 
 def test_the_true_features_are_found():
@@ -30,10 +30,36 @@ def test_batches_are_parts_of_chunks():
 
 
 def test_recipes_differ_in_what_they_say():
-    (late, norm), (early, _) = config_of("preset", 10_000), config_of("preset-early", 10_000)
-    assert (late.auxk.dead_after, early.auxk.dead_after) == (5000 * BATCH, 1000 * BATCH) and norm == "none"
-    assert config_of("defaults-early", 10_000)[0].optimizer.lr is None
-    assert config_of("defaults-early, rate x 0.25", 10_000)[0].optimizer.lr == pytest.approx(7e-4, rel=0.05)
+    late, early = OURS["preset"].made(10_000), OURS["preset-early"].made(10_000)
+    assert (late.auxk.dead_after, early.auxk.dead_after) == (5000 * BATCH, 1000 * BATCH)
+    assert OURS["preset"].norm == "none" and OURS["defaults"].norm == "sqrt_d_in"
+    assert OURS["defaults-early"].made(10_000).optimizer.lr is None
+    assert OURS["defaults-early, rate x 0.25"].made(10_000).optimizer.lr == pytest.approx(7e-4, rel=0.05)
+    for recipe in OURS.values():
+        recipe.made(20_000)
+
+
+def test_what_latents_of_leaves_consist_of():
+    made = Samples().made
+    leaf = sum(made.config.levels[:3]) + 37
+    tree = [leaf, 8 + 32 + 37 // 4, 8 + 37 // 16, 37 // 64]
+    assert [int(made.bucket[one]) for one in tree] == [3, 2, 1, 0]
+    fires = (made.codes(4096, torch.Generator().manual_seed(0)) > 0)[:, tree]
+    assert fires[:, 0].any() and fires[fires[:, 0]].all(), "a leaf fires with its parent, grandparent and root alone"
+    parts = torch.tensor([0.8, 0.3, 0.1, -0.2])
+    latents = torch.stack([made.dictionary[1000], 2 * parts @ made.dictionary[tree]])
+    found = anatomy(latents, made)
+    assert set(found["levels"]) == {"depth 3", "outside"} and found["levels"]["outside"] == [1, pytest.approx(1)]
+    own = parts / (parts @ made.dictionary[tree]).norm()
+    assert found["leaf"] == pytest.approx([*own.tolist(), 0], abs=1e-4)
+
+
+def test_training_begins_with_the_true_features(monkeypatch):
+    monkeypatch.setattr(synthsaebench, "MARKS", (1,))
+    first, last = run_ours("true features", seed=0, steps=30)
+    assert first["mcc"] == pytest.approx(1) and last["levels"]["roots"][0] == 8
+    assert last["mcc"] < first["mcc"] - 0.005 and last["fve"] > first["fve"]
+    assert run_ours("true decoder", seed=0, steps=30)[-1]["mcc"] == pytest.approx(1)
 
 
 def test_kept_samples_are_those_that_were_made():
@@ -45,14 +71,23 @@ def test_kept_samples_are_those_that_were_made():
     assert torch.equal(twice[1], both[16_000:17_000]), "a batch that begins in one chunk and ends in the next"
 
 
-def test_full_size_ends_in_time_and_says_what_is_missing(tmp_path):
-    script, out = Path(synthsaebench_full.__file__), tmp_path / "found.json"
-    command = [sys.executable, script, "--tiny", "--device", "cpu", "--seed", "0", "--out", out]
-    subprocess.run([*command, "--seconds", "600", "--steps", "3"], check=True, capture_output=True)
-    found = json.loads(out.read_text())
+def full_size(monkeypatch, out: Path, *options: str) -> dict:
+    """What the script writes at a small size."""
+    argv = ["script", "--tiny", "--device", "cpu", "--seed", "0", "--out", str(out), *options]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(synthsaebench_full, "START", time.monotonic())
+    synthsaebench_full.main()
+    return json.loads(out.read_text())
+
+
+def test_full_size_has_all_numbers_of_all_methods(monkeypatch, tmp_path):
+    found = full_size(monkeypatch, tmp_path / "found.json", "--seconds", "600", "--steps", "3")
     assert [sae["label"] for sae in found["saes"]][:4] == [*synthsaebench_full.METHODS[:3], "batchtopk, default recipe"]
     assert len(found["saes"]) == 7 and not found["stopped"]
     assert all(0 < sae["mcc"] < 1 and sae["step_ms"] > 0 for sae in found["saes"])
-    subprocess.run([*command, "--seconds", "9", "--steps", "20000"], check=True, capture_output=True)
-    found = json.loads(out.read_text())
-    assert found["saes"] == [] and len(found["stopped"]) == 5
+
+
+def test_full_size_ends_in_time_and_says_what_is_missing(monkeypatch, tmp_path):
+    found = full_size(monkeypatch, tmp_path / "found.json", "--seconds", "8", "--steps", "20000")
+    assert found["saes"] == [] and len(found["stopped"]) == 5 and found["elapsed"] < 30
+    assert found["stopped"][0]["step"] > 0, "given up on the way"

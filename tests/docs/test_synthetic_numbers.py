@@ -14,6 +14,7 @@ from sampled_sae.method import presets
 from sampled_sae.method.config import SAEConfig
 from sampled_sae.reporting.study_synthetic import synthetic_table
 from sampled_sae.reporting.synthetic import load_results
+from tests.docs.test_synthsaebench_numbers import rows_of_recipes, sentences_of_recipes
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "synthetic.md").read_text(encoding="utf-8")
@@ -111,38 +112,6 @@ def rows_of_examples() -> list[str]:
     return found
 
 
-def recipes() -> dict[str, list[dict]]:
-    """The small SynthSAEBench: the measurements of each recipe."""
-    runs = json.loads((DOCS / "synthetic/synthsaebench.json").read_text())["runs"]
-    return {name: [run for run in runs if run["recipe"] == name] for name in dict.fromkeys(r["recipe"] for r in runs)}
-
-
-def at_end(name: str, key: str, steps: int = 10_000) -> float:
-    return statistics.fmean(run[key] for run in recipes()[name] if run["step"] == run["steps"] == steps)
-
-
-def rows_of_recipes() -> list[str]:
-    titles = {
-        "saelens": "SAELens, published settings",
-        "saelens-own": "the same, on its own generator",
-        "preset": "paper recipe (the preset)",
-        "defaults-early": "package's defaults",
-    }
-    found = []
-    for name, title in titles.items():
-        runs = [run for run in recipes()[name] if run["steps"] == 10_000]
-        cells = [f"{at_end(name, 'fve'):.3f}"]
-        for step in (1000, 5000, 10_000):
-            cells.append(" / ".join(f"{run['mcc']:.3f}" for run in runs if run["step"] == step))
-        cells.append(f"{at_end(name, 'dead'):.1%}")
-        # No latent dies with the paper's recipe, so that it does not matter when they would be revived.
-        long = name.replace("preset", "preset-early")
-        longer = [f"{run['mcc']:.3f}" for run in recipes().get(long, ()) if run["step"] == run["steps"] == 20_000]
-        cells += [f"{at_end(long, 'fve', 20_000):.3f}", " / ".join(longer)] if longer else ["", ""]
-        found.append("|" + "|".join(f" {cell} " if cell else " " for cell in [title, *cells]) + "|")
-    return found
-
-
 def test_tables():
     shown = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| |")]
     expected = rows_of_methods() + rows_of_examples() + rows_of_recipes()
@@ -154,6 +123,7 @@ def test_tables():
         "step",
         "BatchTopK",
         "10,000 steps",
+        "20,000 steps",
     ]
 
 
@@ -209,8 +179,7 @@ def sentences() -> list[str]:
         f"{mean('synthsaebench', 'batchtopk', 'mcc'):.3f} | 3 |",
         f"At its end {dead:.0%} of the latents do not fire, and MCC is the mean over all latents: if these have the "
         f"cosine of a random direction with its nearest feature (0.15), the others have an MCC of {living:.2f}.",
-        f"with {at_end('defaults-early', 'mcc', 20_000):.3f} against {at_end('saelens', 'mcc', 20_000):.3f}",
-        f"(MCC {at_end('defaults-early, rate x 0.25', 'mcc'):.3f} after 10,000 steps)",
+        *sentences_of_recipes(),
         *sentences_of_examples(),
     ]
 
@@ -272,23 +241,6 @@ def test_the_recipe():
             + f"gradient clipped at norm {optimizer.clip:g}, warm-up over {optimizer.warmup_steps:,} steps, decay over "
             + f"the last {optimizer.decay:.0%}, AuxK for latents that have not fired for {dead:,} samples"
         ) in TEXT
-
-
-def test_claims_about_recipes():
-    own, others = "defaults-early", ("saelens", "saelens-own", "preset")
-    assert all(at_end(own, "fve") > at_end(name, "fve") for name in others) and "defaults have the highest FVE" in TEXT
-    assert "SAELens has the same MCC as the defaults" in TEXT
-    assert abs(at_end(own, "mcc") - at_end("saelens", "mcc")) < 0.005
-    ends = [run["mcc"] for run in recipes()["saelens"] if run["step"] == run["steps"] == 10_000]
-    assert min(ends) <= at_end("saelens-own", "mcc") <= max(ends) and "the end is the same, within the seeds" in TEXT
-    early = [run["mcc"] for run in recipes()[own] if run["step"] == 1000]
-    assert min(early) > max(run["mcc"] for name in others for run in recipes()[name] if run["step"] <= 5000)
-    gap = at_end("saelens", "mcc", 20_000) - at_end(own, "mcc", 20_000)
-    assert gap > 0.02 and "lower than SAELens's" in TEXT
-    assert at_end(own, "fve", 20_000) > max(at_end(name, "fve", 20_000) for name in ("saelens", "preset-early"))
-    assert at_end("preset-early", "mcc", 20_000) < at_end("saelens", "mcc", 20_000)
-    first = {round(run["dead"], 2) for run in recipes()["saelens"] if run["step"] == 1000}
-    assert first == {0.82} and "82% do not fire after 1,000 steps" in TEXT
 
 
 def test_the_recipe_of_the_benchmark():

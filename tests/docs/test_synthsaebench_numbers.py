@@ -1,0 +1,157 @@
+"""The recipes on the small SynthSAEBench: their rows and sentences on docs/synthetic.md, and the claims in words."""
+
+import json
+import statistics
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = " ".join((DOCS / "synthetic.md").read_text(encoding="utf-8").split())
+
+
+def recipes() -> dict[str, list[dict]]:
+    """The small SynthSAEBench: the measurements of each recipe."""
+    runs = json.loads((DOCS / "synthetic/synthsaebench.json").read_text())["runs"]
+    return {name: [run for run in runs if run["recipe"] == name] for name in dict.fromkeys(r["recipe"] for r in runs)}
+
+
+def ends(name: str, steps: int = 10_000) -> list[dict]:
+    """The last measurement of each run of a recipe, by seed."""
+    runs = [run for run in recipes()[name] if run["step"] == run["steps"] == steps]
+    return sorted(runs, key=lambda run: run["seed"])
+
+
+def at_end(name: str, key: str, steps: int = 10_000) -> float:
+    return statistics.fmean(run[key] for run in ends(name, steps))
+
+
+def by_seed(name: str, steps: int) -> str:
+    return " / ".join(f"{run['mcc']:.3f}" for run in ends(name, steps))
+
+
+def leaves(name: str, steps: int = 20_000) -> tuple[float, float]:
+    """Of the latents matched with leaves: the mean cosine, and the mean coefficient of the parent."""
+    runs = ends(name, steps)
+    cosine = statistics.fmean(run["levels"]["depth 3"][1] for run in runs)
+    return cosine, statistics.fmean(run["leaf"][1] for run in runs)
+
+
+SHORT = {
+    "saelens": "SAELens, published settings",
+    "saelens-own": "the same, on its own generator",
+    "preset": "paper recipe (the preset)",
+    "defaults-early": "package's defaults",
+}
+LONG = {
+    "saelens": "SAELens, published settings",
+    "saelens, b_dec mean": "SAELens, b_dec starts at the mean",
+    "saelens, b_dec mean, unit rows": "the same, decoder rows start with norm 1, so that all latents fire",
+    "preset-early": "paper recipe",
+    "preset-early, b_dec 0": "paper recipe, b_dec starts at 0",
+    "preset-early, few active": "paper recipe, 82% of the latents do not fire at first",
+    "preset-early, few active, b_dec 0": "paper recipe, both",
+    "defaults-early": "package's defaults",
+    "defaults-early, b_dec 0": "defaults, b_dec starts at 0",
+    "defaults-early, few active": "defaults, 82% of the latents do not fire at first",
+    "topk": "TopK, defaults",
+    "matryoshka": "Matryoshka, defaults",
+}
+"""The rows of the two tables of recipes."""
+
+
+def rows_of_recipes() -> list[str]:
+    found = []
+    for name, title in SHORT.items():
+        runs = [run for run in recipes()[name] if run["steps"] == 10_000]
+        cells = [f"{at_end(name, 'fve'):.3f}"]
+        for step in (1000, 5000, 10_000):
+            cells.append(" / ".join(f"{run['mcc']:.3f}" for run in runs if run["step"] == step))
+        found.append("| " + " | ".join([title, *cells, f"{at_end(name, 'dead'):.1%}"]) + " |")
+    for name, title in LONG.items():
+        cells = [f"{at_end(name, 'fve', 20_000):.3f}", by_seed(name, 20_000)]
+        cells += [f"{at_end(name, 'mcc', 20_000):.3f}", *(f"{value:.2f}" for value in leaves(name))]
+        found.append("| " + " | ".join([title, *cells]) + " |")
+    return found
+
+
+def sentences_of_recipes() -> list[str]:
+    def mcc(name: str) -> float:
+        return at_end(name, "mcc", 20_000)
+
+    def fve(name: str) -> float:
+        return at_end(name, "fve", 20_000)
+
+    long = {run["step"]: run for run in recipes()["saelens"] if run["steps"] == 60_000}
+    own, theirs = (leaves(name) for name in ("defaults-early", "saelens"))
+    rates = [f"preset-early, b_dec 0{rate}" for rate in ("", ", lr 1e-3", ", lr 2e-3")]
+    first = [ends(name, 20_000)[0] for name in rates]
+    others = [mcc(f"defaults-early, {name}") for name in ("plain Adam", "no decay", "W_dec rate 0.5")]
+    others.append(at_end("defaults-early, rate x 0.25", "mcc"))
+    free = at_end("true features", "fve"), at_end("true features", "mcc")
+    return [
+        f"and a trained encoder, FVE is {fve('true decoder'):.3f}",
+        f"FVE rises to {free[0]:.3f} in 10,000 steps and MCC falls from 1 to {free[1]:.3f}; decoder rows of leaves "
+        f"then contain {leaves('true features', 10_000)[1]:.2f} of the parent",
+        f"from {long[15_000]['mcc']:.3f} after 15,000 steps to {long[60_000]['mcc']:.3f} after 60,000, while its FVE "
+        f"rises from {long[15_000]['fve']:.3f} to {long[60_000]['fve']:.3f}",
+        f"With 20,000 steps it is lower than SAELens's, with {mcc('defaults-early'):.3f} against {mcc('saelens'):.3f}",
+        f"a mean cosine of {own[0]:.2f} instead of {theirs[0]:.2f} and contain more of the parent, {own[1]:.2f} "
+        f"instead of {theirs[1]:.2f}",
+        f"Without both, SAELens has {mcc('saelens, b_dec mean, unit rows'):.3f}; with both, the paper's recipe has "
+        f"{mcc('preset-early, few active, b_dec 0'):.3f} instead of {mcc('preset-early'):.3f}",
+        f"({first[0]['mcc']:.3f} at 3e-4, {first[1]['mcc']:.3f} at 1e-3, {first[2]['mcc']:.3f} at 2e-3; FVE "
+        f"{first[0]['fve']:.3f}, {first[1]['fve']:.3f}, {first[2]['fve']:.3f}; b_dec starts at 0, seed 0)",
+        f"({min(others):.3f} to {max(others):.3f}, one seed each)",
+        f"Matryoshka has the highest MCC, {mcc('matryoshka'):.3f}, at {fve('defaults-early') - fve('matryoshka'):.3f} "
+        "less FVE than the defaults",
+        f"Seeds differ by up to {max(spread(name) for name in LONG):.3f}",
+    ]
+
+
+def spread(name: str) -> float:
+    """Difference of the largest and smallest MCC over seeds."""
+    values = [run["mcc"] for run in ends(name, 20_000)]
+    return max(values) - min(values)
+
+
+def test_claims_about_recipes():
+    own, others = "defaults-early", ("saelens", "saelens-own", "preset")
+    assert all(at_end(own, "fve") > at_end(name, "fve") for name in others)
+    assert at_end(own, "fve", 20_000) > max(at_end(name, "fve", 20_000) for name in LONG if "defaults" not in name)
+    assert "The defaults learn fastest and have the highest FVE" in TEXT
+    assert "After 10,000 steps their MCC is that of SAELens" in TEXT
+    assert abs(at_end(own, "mcc") - at_end("saelens", "mcc")) < 0.005
+    reached = [run["mcc"] for run in ends("saelens")]
+    assert min(reached) <= at_end("saelens-own", "mcc") <= max(reached)
+    assert "the end is the same, within the seeds" in TEXT
+    early = [run["mcc"] for run in recipes()[own] if run["step"] == 1000]
+    assert min(early) > max(run["mcc"] for name in others for run in recipes()[name] if run["step"] <= 5000)
+    first = statistics.fmean(run["dead"] for run in recipes()["saelens"] if run["step"] == 1000)
+    assert f"{first:.0%} do not fire after 1,000 steps" in TEXT
+
+
+def test_claims_about_the_gap_to_saelens():
+    def mccs(name: str) -> dict[int, float]:
+        return {run["seed"]: run["mcc"] for run in ends(name, 20_000)}
+
+    def differences(name: str, other: str) -> list[float]:
+        a, b = mccs(name), mccs(other)
+        return [a[seed] - b[seed] for seed in a.keys() & b.keys()]
+
+    assert len(mccs("saelens")) == len(mccs("defaults-early")) == len(mccs("preset-early")) == 3
+    assert min(differences("saelens", "defaults-early")) > 0.015 and "in every seed" in TEXT
+    assert min(differences("preset-early, few active, b_dec 0", "preset-early")) > 0.01
+    assert min(differences("saelens", "saelens, b_dec mean, unit rows")) > 0.01
+    start = [mccs("defaults-early, b_dec 0"), mccs("defaults-early, few active")]
+    span = mccs("defaults-early").values()
+    assert all(abs(statistics.fmean(one.values()) - statistics.fmean(span)) < 0.005 for one in start)
+    assert "The defaults gain from neither" in TEXT
+    leaf = (leaves("saelens")[0] - leaves("defaults-early")[0]) * min(
+        run["levels"]["depth 3"][0] / 256 for name in ("saelens", "defaults-early") for run in ends(name, 20_000)
+    )
+    assert leaf > 0.5 * statistics.fmean(differences("saelens", "defaults-early"))
+    assert "The difference is mostly in the leaves" in TEXT
+    assert min(mccs("matryoshka").values()) > max(
+        m for name in LONG if name != "matryoshka" for m in mccs(name).values()
+    )
+    shares = [run["levels"]["depth 3"][0] / 256 for name in LONG for run in ends(name, 20_000)]
+    assert min(shares) > 0.38 and max(shares) < 0.53 and "39% to 52% of all" in TEXT
