@@ -137,14 +137,14 @@ def runs_of(study: Study, stage: Stage, rows: Sequence[Row]) -> list[Run]:
 
 # ---- time ----------------------------------------------------------------------------------------------
 
-FIXED: dict[str, float] = {"probing": 10.0, "finalists": 90.0}
+FIXED: dict[str, float] = {"probing": 14.0, "finalists": 90.0}
 """Seconds of a measure for any number of SAEs: texts are read and tokenized."""
 EACH: dict[str, float] = {
     "rate": 0.0,
     "select": 1.6,
-    "core": 2.0,
-    "absorption": 0.6,
-    "probing": 1.6,
+    "core": 2.1,
+    "absorption": 0.7,
+    "probing": 1.2,
     "finalists": 6.0,
     "similarity": 1.0,
     "slices": 0.3,
@@ -161,7 +161,7 @@ def train_seconds(d_sae: int, tokens: int, cost: float = 1.0) -> float:
 
 def measure_seconds(measure: str, d_sae: int, saes: int) -> float:
     """Seconds to measure some SAEs."""
-    return (FIXED.get(measure, 0.0) + saes * EACH[measure] * max(0.3, d_sae / 65_536)) if saes else 0.0
+    return (FIXED.get(measure, 0.0) + saes * EACH[measure] * max(0.45, d_sae / 65_536)) if saes else 0.0
 
 
 class Planned(NamedTuple):

@@ -189,7 +189,7 @@ class Work:
             name = self.material.models.get(place.model, place.model)
             if self.model is None or self.layer is None or self.layer.named != place.model:
                 self.layer = self.model = None
-                with self.budget.timed("load", f"load {name}", 10.0):
+                with self.budget.timed("load", f"load {name}", 20.0):
                     self.model = api.load_model(name, device=self.device)
             self.layer, self.here = Layer(self.model, place, self.material), self._place(setting)
         if harvest and not self.layer.is_harvested:
