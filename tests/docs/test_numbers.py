@@ -92,7 +92,7 @@ def test_the_answer_to_which_method():
     ratios = sorted(ratio for setting in results().settings for ratio in pool_ratios(setting))
     assert len([setting for setting in results().settings if pool_ratios(setting)]) == 8
     saes = len({row.run for row in results().rows if row.measure != "rate"})
-    assert f"study](docs/results.md) of {saes} SAEs" in text
+    assert f"[study](docs/results.md) of {saes} SAEs" in text
     assert f"its L2 pools have {ratios[0]:.1f} to {ratios[-1]:.1f} times BatchTopK's FVU in eight settings" in text
 
 
