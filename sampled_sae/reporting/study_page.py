@@ -217,8 +217,10 @@ def _lost_and_won(results: Results, setting: str, variants: Sequence[str]) -> st
     won = {n: [METRICS[m].title for m, it in own.items() if it == "better"] for n, own in found.items()}
     better = [f"{name} is better in {' and '.join(titles)}" for name, titles in won.items() if titles]
     several = f"{lost} of {len(found)} variants with several seeds have a higher FVU than {BASE}"
-    absent = len(set(variants) - set(results.methods(setting)))
-    missing = f" {absent} variants were not run there." if absent else ""
+    there = set(variants) & set(results.methods(setting))
+    counts = {"have one seed there, which decides nothing": len(there) - len(found)}
+    counts["were not run there"] = len(variants) - len(there)
+    missing = "".join(f" {count} {what}." for what, count in counts.items() if count)
     return f"In `{setting}`, {several}; {'; '.join(better) or 'none is better in any metric'}.{missing}"
 
 
