@@ -5,7 +5,7 @@
 The methods of `METHODS` are trained with the preset's recipe, BatchTopK also with the package's defaults. The file has
 the format of `sampled-sae synthetic` and is written again after each training; a training that would not end in time
 is left out, and one that takes longer than expected is given up and named under `stopped`. The first training makes
-the samples, 61 GB in float32, while the next ones read them. Matchings take seconds each and run beside the training.
+the samples, 63 GB in float32, while the next ones read them. Matchings take seconds each and run beside the training.
 """
 
 from __future__ import annotations

@@ -271,8 +271,8 @@ def similarity(saes: Sequence[SAE], layer: Layer) -> dict[str, float]:
     """An SAE, the next seed of its method, the base of the same seed and of the next seed -> MMCS of live latents, and
     the share of its live latents that the base of the next seed has, and that the next seed of its method has; also
     by density (`found_0`: rare latents)."""
-    density = layer.frequency(saes[0])
-    own, other, same, next_base = (_live(sae, layer) for sae in saes)
+    densities = [layer.frequency(sae) for sae in saes]
+    own, other, same, next_base = map(_live, saes, densities)
     across, with_same = nearest(own, other, AT_ONCE), nearest(own, same, AT_ONCE)
     with_next = across if saes[1] is saes[3] else nearest(own, next_base, AT_ONCE)
     found = {
@@ -281,7 +281,8 @@ def similarity(saes: Sequence[SAE], layer: Layer) -> dict[str, float]:
         "mmcs_other": _mean(with_next),
         "live": float(len(own)),
     }
-    bins = torch.bucketize(density[density > 0], density.new_tensor(EDGES), right=True)
+    live = densities[0][densities[0] > 0]
+    bins = torch.bucketize(live, live.new_tensor(EDGES), right=True)
     for name, best in (("found", with_next[0]), ("found_seeds", across[0])):
         there = (best >= SAME).double()
         found[name] = float(there.mean())
@@ -289,9 +290,9 @@ def similarity(saes: Sequence[SAE], layer: Layer) -> dict[str, float]:
     return found
 
 
-def _live(sae: SAE, layer: Layer) -> Tensor:
-    """[n, d_in] unit rows of the decoder: latents that fire on the report tokens."""
-    return directions(sae.W_dec.detach()[layer.frequency(sae) > 0]).rows
+def _live(sae: SAE, density: Tensor) -> Tensor:
+    """[n, d_in] unit rows of the decoder: latents with a density [d_sae] above 0."""
+    return directions(sae.W_dec.detach()[density > 0]).rows
 
 
 def _mean(both: tuple[Tensor, Tensor]) -> float:

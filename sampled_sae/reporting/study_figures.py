@@ -53,7 +53,7 @@ def forest(results: Results, setting: str, metric: str, base: str = BASE) -> go.
 
 
 def across(results: Results, metric: str, base: str = BASE) -> go.Figure | None:
-    """Ratios to the base in every setting, of methods in at least three of them; None without any.
+    """Ratios to the base in every setting, of methods with several seeds in at least three of them; None without any.
 
     Methods far above the base in some setting are left out.
     """
@@ -62,7 +62,8 @@ def across(results: Results, metric: str, base: str = BASE) -> go.Figure | None:
     for setting in results.deciding:
         values = {method: results.measured(setting, method, metric) for method in results.methods(setting)}
         for method, own in values.items():
-            if method != base and (it := judged(own, values.get(base, {}), how)) is not None:
+            it = None if method == base else judged(own, values.get(base, {}), how)
+            if it is not None and min(it[0].clusters) > 1:
                 found.setdefault(method, {})[setting] = it[0].mean
     shown = {m: own for m, own in found.items() if len(own) >= SETTINGS and max(own.values()) < math.log2(FAR)}
     if not shown:
@@ -73,7 +74,8 @@ def across(results: Results, metric: str, base: str = BASE) -> go.Figure | None:
     axis = {"title": {"text": title}, **_ticks(min(*ratios, 1.0), max(*ratios, 1.0), math.log2)}
     figure = base_figure(120 + 30 * len(shown), axis, {"autorange": "reversed"}, {"r": 16})
     styles = cycle([*GROUPS.values(), *FREE])
-    for setting, style in zip([s for s in results.deciding if any(s in own for own in shown.values())], styles):  # noqa: B905
+    used = [setting for setting in results.deciding if any(setting in own for own in shown.values())]
+    for setting, style in zip(used, styles, strict=False):
         there = {method: own[setting] for method, own in shown.items() if setting in own}
         marks = {"color": style.color, "symbol": style.symbol, "size": 9}
         figure.add_scatter(x=list(there.values()), y=list(there), mode="markers", marker=marks, name=setting)
