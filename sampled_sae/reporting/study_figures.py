@@ -87,10 +87,13 @@ def across(results: Results, metric: str, base: str = BASE) -> go.Figure | None:
 def against(results: Results, setting: str, x: str, y: str) -> go.Figure | None:
     """One metric against another: each method's mean over seeds and their range; the base is dark, a line the front.
 
-    Methods whose first metric is far above the base's would press the others together; they are named instead.
+    Methods with a single seed are left out where the base has several. Methods whose first metric is far above the base's
+    would press the others together; they are named instead.
     """
     seeds = {m: [by_seed(results.measured(setting, m, metric)) for metric in (x, y)] for m in results.methods(setting)}
-    shown = {method: both for method, both in seeds.items() if all(both)}
+    counts = {method: min(map(len, both)) for method, both in seeds.items()}
+    least = 2 if counts.get(BASE, 0) > 1 else 1
+    shown = {method: both for method, both in seeds.items() if counts[method] >= least}
     limit = FAR * statistics.fmean(shown[BASE][0]) if BASE in shown and METRICS[x].relative else math.inf
     far = [method for method, both in shown.items() if statistics.fmean(both[0]) > limit]
     shown = {method: both for method, both in shown.items() if method not in far}

@@ -353,11 +353,16 @@ def test_the_figure_has_a_point_per_method(results):
     assert list(best.x) == [points.x[1]] and points.y[1] == pytest.approx(0.76 + 0.09, abs=0.002)
     assert len(points.x) == len(ROLES) and set(named.text) <= set(ROLES)
     assert against(results, "first", "fvu", "autointerp") is None
-    distant = [Row(Run("first", "odd", 1.0, 0), "core", {"fvu": 9.0}, {})]
-    distant += [Row(Run("first", "odd", 1.0, 0), "probing", {"probing_5": 0.7}, {"d": ("", {"probing_5": 0.7})})]
-    figure = against(Results([*rows(), *distant], {"first": "m", "second": "n"}), "first", "fvu", "probing_5")
+    odd = [Run("first", "odd", 1.0, seed) for seed in (0, 1)]
+    distant = [Row(run, "core", {"fvu": 9.0}, {}) for run in odd]
+    distant += [Row(run, "probing", {"probing_5": 0.7}, {"d": ("", {"probing_5": 0.7})}) for run in odd]
+    figure = against(Results([*rows(), *distant], {"first": "m"}), "first", "fvu", "probing_5")
     assert len(figure.data[1].x) == len(ROLES) and figure.layout.xaxis.title.text.endswith("above 0.2: odd")
-    assert forest(Results([row for row in rows() if row.run.seed == 0], {"first": "m"}), "first", "fvu") is None
+    once = Results([*rows(), *(row for row in distant if row.run.seed == 0)], {"first": "m"})
+    assert "odd" not in against(once, "first", "fvu", "probing_5").layout.xaxis.title.text, "a single seed"
+    single = Results([row for row in rows() if row.run.seed == 0], {"first": "m"})
+    assert forest(single, "first", "fvu") is None
+    assert len(against(single, "first", "fvu", "probing_5").data[1].x) == len(ROLES), "all have one"
 
 
 def test_a_figure_over_all_settings():
