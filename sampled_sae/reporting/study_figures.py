@@ -87,8 +87,8 @@ def across(results: Results, metric: str, base: str = BASE) -> go.Figure | None:
 def against(results: Results, setting: str, x: str, y: str) -> go.Figure | None:
     """One metric against another: each method's mean over seeds and their range; the base is dark, a line the front.
 
-    Methods with a single seed are left out where the base has several. Methods whose first metric is far above the base's
-    would press the others together; they are named instead.
+    Methods with a single seed are left out where the base has several. Methods whose first metric is far above the
+    base's would press the others together; they are named instead.
     """
     seeds = {m: [by_seed(results.measured(setting, m, metric)) for metric in (x, y)] for m in results.methods(setting)}
     counts = {method: min(map(len, both)) for method, both in seeds.items()}
