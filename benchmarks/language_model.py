@@ -59,7 +59,7 @@ def methods(m: int, k: int) -> dict[str, ss.SAEConfig]:
     for score in ("l2", "entropy"):
         pool = PoolConfig(score=score, size=Multiplier(30), schedule=Released(0.7))
         found[f"{score}, l = 30, released at 70%"] = ss.SAEConfig(m, k, pool=pool)
-    found["TopK for 70%, then BatchTopK"] = ss.topk_then_batchtopk(m, k)
+    found["TopK for 70%, then BatchTopK"] = ss.topk_then_batchtopk(m, k, until=0.7)
     return found
 
 

@@ -39,6 +39,7 @@ from torch import Tensor
 
 import sampled_sae as ss
 from sampled_sae.method.architectures import InferenceConfig
+from sampled_sae.method.presets import DEFAULT_METHODS, parse_methods
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.load import load_model
 from sampled_sae.sae import SAE
@@ -47,6 +48,8 @@ from sampled_sae.utils.system import git_commit, versions
 
 ROOT = Path(__file__).parent.parent
 OURS = "sampled-sae"
+METHODS = {OURS: DEFAULT_METHODS, "sampled-sae-batchtopk": ("batchtopk",)}
+"""Our methods: the default, and plain BatchTopK, which the peers train."""
 RECENT = 2**20  # the last training tokens; a latent that fires on none of them is dead
 Line = dict[str, Any]
 
@@ -125,8 +128,8 @@ class Comparison:
         about = key(self.setting, toolkit, lr, tokens, seed)
         if (line := self.results.get(about)) is not None and not again:
             return line
-        if toolkit == OURS:
-            sae, seconds = self.train_ours(tokens, seed)
+        if toolkit in METHODS:
+            sae, seconds = self.train_ours(toolkit, tokens, seed)
             found = self.measured(sae) | {"lr": getattr(sae.cfg.training.optimizer, "lr", None)}  # type: ignore[union-attr]
         else:
             tensors, seconds = self.train_peer(toolkit, about)
@@ -151,14 +154,14 @@ class Comparison:
         folder: Path = self.a.out / "saes" / "-".join(parts).replace("/", "_")
         return folder
 
-    def train_ours(self, tokens: int, seed: int) -> tuple[SAE, float]:
-        """`ss.train` with defaults: nothing is tuned."""
+    def train_ours(self, toolkit: str, tokens: int, seed: int) -> tuple[SAE, float]:
+        """`ss.train` with the defaults of a method: nothing is tuned."""
         s, data, steps = self.setting, self.data, tokens // self.setting.batch
+        (config,) = parse_methods(METHODS[toolkit], d_sae=s.d_sae, k=s.k)
 
         def trained(steps: int) -> SAE:
-            stream = Batches(data, s.batch)
             return ss.train(  # type: ignore[no-any-return]
-                stream, ss.batchtopk(s.d_sae, s.k), steps=steps, batch_size=s.batch, seed=seed, device=self.device,
+                Batches(data, s.batch), config, steps=steps, batch_size=s.batch, seed=seed, device=self.device,
                 progress=False,
             )  # fmt: skip
 
@@ -230,9 +233,10 @@ class Comparison:
         return STARTS[toolkit] * self.setting.start_factor
 
     def select(self) -> None:
-        """Search each peer's learning rate; ours runs once, at its default."""
+        """Search each peer's learning rate; ours run once, at their default."""
         tokens = self.setting.select_tokens
-        self.run(OURS, None, tokens)
+        for toolkit in METHODS:
+            self.run(toolkit, None, tokens)
         for toolkit in list(self.peers):
             about = key(self.setting, toolkit, None, tokens)
             start = self.start(toolkit)
@@ -262,8 +266,9 @@ class Comparison:
     def full(self) -> None:
         """All toolkits at full length."""
         tokens = self.setting.tokens
-        for seed in range(self.a.seeds):
-            self.run(OURS, None, tokens, seed)
+        for toolkit in METHODS:
+            for seed in range(self.a.seeds):
+                self.run(toolkit, None, tokens, seed)
         for toolkit, rates in self.chosen().items():
             for lr in rates:
                 self.run(toolkit, lr, tokens)
@@ -281,10 +286,12 @@ class Comparison:
         for line in self.results.lines:
             about = line["key"]
             toolkit = about.get("toolkit")
-            if line["what"] != "run" or toolkit not in {OURS, *self.peers} or (toolkit != OURS and about["seed"]):
+            if line["what"] != "run" or toolkit not in {*METHODS, *self.peers}:
+                continue
+            if toolkit not in METHODS and about["seed"]:
                 continue
             if about == key(self.setting, toolkit, about["lr"], self.setting.tokens, about["seed"]):
-                which = (OURS, about["seed"]) if toolkit == OURS else self.peers[toolkit].package
+                which = (toolkit, about["seed"]) if toolkit in METHODS else self.peers[toolkit].package
                 if which not in best or line["fvu"]["select"] < best[which]["fvu"]["select"]:
                     best[which] = line
         return [line["key"] for line in best.values()]

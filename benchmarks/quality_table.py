@@ -22,9 +22,11 @@ from quality_runs import PRESETS, Results, Setting, best_rate, key, next_rate
 from sampled_sae.reporting.palette import TOOLKITS
 from sampled_sae.reporting.study_page import fill_page
 
-OURS = "sampled-sae"
+OURS, BATCHTOPK = "sampled-sae", "sampled-sae-batchtopk"
+OWN = (OURS, BATCHTOPK)
 NAMES = {
     OURS: "**sampled-sae, defaults**",
+    BATCHTOPK: "sampled-sae, `batchtopk`",
     "saelens": "SAELens",
     "saelens-raw": "SAELens, raw inputs",
     "dictionary_learning": "dictionary_learning, normalized inputs",
@@ -54,7 +56,7 @@ def best_runs(runs: list[Run]) -> list[Run]:
     best = []
     for toolkit in NAMES:
         mine = [run for run in runs if run["toolkit"] == toolkit]
-        if toolkit != OURS and mine:
+        if toolkit not in OWN and mine:
             lr = best_rate({run["lr"]: run["fvu"]["select"] for run in mine if run["seed"] == 0})
             mine = [run for run in mine if run["lr"] == lr]
         best += mine
@@ -89,8 +91,10 @@ def by_toolkit(runs: list[Run], held: str) -> list[list[Run]]:
     """The best runs of each toolkit: ours first, then the peers from low to high FVU."""
     best = best_runs(runs)
     groups = [[run for run in best if run["toolkit"] == toolkit] for toolkit in NAMES]
-    order = lambda group: (group[0]["toolkit"] != OURS, fmean(run["fvu"][held] for run in group))  # noqa: E731
-    return sorted((group for group in groups if group), key=order)
+    there = [group for group in groups if group]
+    own = [group for group in there if group[0]["toolkit"] in OWN]
+    peers = [group for group in there if group[0]["toolkit"] not in OWN]
+    return [*own, *sorted(peers, key=lambda group: fmean(run["fvu"][held] for run in group))]
 
 
 def last_set(runs: list[Run]) -> str:
@@ -111,7 +115,7 @@ def rows_of(results: Results, setting: Setting, runs: list[Run]) -> list[Row]:
     for group in groups:
         toolkit, seeds = group[0]["toolkit"], len(group)
         name = NAMES[toolkit] + (f", mean of {seeds} seeds" if seeds > 1 else "")
-        if toolkit != OURS and not any(finished(results, setting, toolkit, n) for n in {None, group[0]["tokens"]}):
+        if toolkit not in OWN and not any(finished(results, setting, toolkit, n) for n in {None, group[0]["tokens"]}):
             name += ", search unfinished"
         fvu = [number(mean(run["fvu"][which] for run in group)) for which in group[0]["fvu"]]
         under = "" if toolkit == OURS else percent(less(groups, group, held))
@@ -164,7 +168,7 @@ def rates_table(results: Results, names: list[str], full: bool) -> str:
         s = PRESETS[name]
         tokens, found = s.tokens if full else s.select_tokens, list[Row]()
         for toolkit in NAMES:
-            fvu = results.rates(s, toolkit, tokens) if toolkit != OURS else {}
+            fvu = results.rates(s, toolkit, tokens) if toolkit not in OWN else {}
             cells = [f"{lr:.2g}: {fvu[lr]:.4f}" for lr in sorted(fvu)]
             if len(fvu) > 1:
                 cells = [f"**{c}**" if lr == best_rate(fvu) else c for c, lr in zip(cells, sorted(fvu), strict=True)]
@@ -186,10 +190,11 @@ def margins(results: Results, names: list[str]) -> str:
             runs = runs_of(results, s, tokens)
             which = tuple(key(s, "", None, tokens).items())
             groups = by_toolkit(runs, last_set(runs)) if runs else []
-            if len(groups) < 2 or groups[0][0]["toolkit"] != OURS or which in done:
+            peers = [group for group in groups if group[0]["toolkit"] not in OWN]
+            if not peers or groups[0][0]["toolkit"] != OURS or which in done:
                 continue
             done.add(which)
-            best, tried = groups[1], [group[0]["toolkit"] for group in groups[1:]]
+            best, tried = peers[0], [group[0]["toolkit"] for group in peers]
             tuned = [finished(results, s, toolkit, tokens) for toolkit in tried]
             under = percent(less(groups, best, last_set(runs)))
             row = [f"`{name}`", length(tokens), under, NAMES[best[0]["toolkit"]], f"{len(groups[0])}, {len(best)}"]
@@ -209,7 +214,7 @@ def evaluations(results: Results, names: list[str]) -> str:
         rows += [[f"*`{name}`*", *[""] * 5]] if runs else []
         for run in runs:
             e = run["evaluation"]
-            title = NAMES[run["toolkit"]] + (f", seed {run['seed']}" if seeds and run["toolkit"] == OURS else "")
+            title = NAMES[run["toolkit"]] + (f", seed {run['seed']}" if seeds and run["toolkit"] in OWN else "")
             if run["lr"] != best[run["toolkit"]]:
                 title += f" at lr {run['lr']:g} (best: {best[run['toolkit']]:g})"
             values = [

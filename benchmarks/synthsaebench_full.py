@@ -35,7 +35,7 @@ from sampled_sae.utils.system import git_commit, usable_device, versions
 
 START = time.monotonic()
 METHODS = (
-    *("batchtopk", "topk", "topk_then_batchtopk"),
+    *("batchtopk", "topk", "topk_then_batchtopk:until=0.7"),
     *("sampled:score=l2,l=30", "sampled:score=l2,l=100", "released"),
 )
 TOGETHER = 3

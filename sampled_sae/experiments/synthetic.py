@@ -70,7 +70,7 @@ def family(experiment: Experiment) -> list[Cell]:
     cells = [
         cell("batchtopk", presets.batchtopk(m, k)),
         cell("topk", presets.topk(m, k)),
-        cell("topk", presets.topk_then_batchtopk(m, k)),
+        cell("topk", presets.topk_then_batchtopk(m, k, until=0.7)),
     ]
     for score in experiment.scores:
         for l in experiment.multipliers:
