@@ -54,7 +54,7 @@ def topk(d_sae: int, k: int, *, lr: float | None = None, **settings: Any) -> SAE
 
 @preset
 def topk_then_batchtopk(
-    d_sae: int, k: int, until: float = 0.1, *, lr: float | None = None, **settings: Any
+    d_sae: int, k: int, until: float = 0.05, *, lr: float | None = None, **settings: Any
 ) -> SAEConfig:
     """TopK for the first fraction of the steps (until), then BatchTopK."""
     return _made(d_sae, k, PoolConfig(scope=Scope(tokens=1, until=until)), lr, settings)
