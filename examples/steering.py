@@ -38,13 +38,13 @@ def main() -> None:
     a = parser.parse_args()
 
     model = ss.load_model("smollm2")
-    folder = a.out / "saes" / "batchtopk-s0"
+    folder = a.out / "saes" / "topk-then-batch-at5-s0"
     if folder.exists():
         sae = ss.SAE.load(folder)
     else:
         acts = ss.activations(model, "stdlib", layer=12, context=128, buffer_tokens=32_768)
         size = {"tokens": 60_000, "batch_size": 1024, "heldout_tokens": 8192}
-        sae = ss.train(acts, ss.batchtopk(d_sae=2048, k=32), out=a.out, resume=True, **size)
+        sae = ss.train(acts, ss.topk_then_batchtopk(d_sae=2048, k=32), out=a.out, resume=True, **size)
 
     latent = find_latent(sae, model, a.words, a.others)
     print(f"latent {latent}")

@@ -25,7 +25,7 @@ def main() -> None:
 
     model = ss.load_model(a.model)
     acts = ss.activations(model, a.text, layer=a.layer, context=128, buffer_tokens=32_768)
-    configs = [ss.batchtopk(d_sae=2048, k=32), ss.sampled(d_sae=2048, k=32, l=30)]
+    configs = [ss.topk_then_batchtopk(d_sae=2048, k=32), ss.sampled(d_sae=2048, k=32, l=30)]
     saes = ss.train(acts, configs, tokens=a.tokens, batch_size=1024, heldout_tokens=8192, out=a.out, resume=True)
 
     print(ss.evaluate(saes, model, evals=["core"], text=a.text))

@@ -127,7 +127,7 @@ def train(
     shared = train_config(steps, tokens, settings)
     listed: list[Any] = [*configs] if isinstance(configs, list | tuple) else [configs]
     if not all(isinstance(config, SAEConfig) for config in listed):
-        right = "must be one or several configurations, such as ss.batchtopk(d_sae=16384, k=32)"
+        right = "must be one or several configurations, such as ss.topk_then_batchtopk(d_sae=16384, k=32)"
         raise UserError(f"configs = {configs!r}: {right}")
     for line in dict.fromkeys(f"{label(config)}: {config.note}" for config in listed if config.note and progress):
         print(line, file=sys.stderr)

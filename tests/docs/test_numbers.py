@@ -1,8 +1,10 @@
 """Numbers in the README and in the table of methods: those of the committed data, as precise as they are printed."""
 
 import json
+import math
 import re
 import statistics
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -10,8 +12,16 @@ from sampled_sae.experiments.design import load_study
 from sampled_sae.reporting.study import Results, read_rows
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from quality_runs import PRESETS  # noqa: E402
+
 GEMMA = ("gemma-9", "gemma-14")
+TRIALS = {n: PRESETS[n] for n in ("16k", "16k-k20", "16k-k120", "16k-layer6", "gemma-no-sinks")}
 TOOLKITS = ("sampled-sae", "saelens", "dictionary_learning-raw", "sparsify-adam")
+
+
+def read_lines(path: str) -> list[dict]:
+    return [json.loads(line) for line in (ROOT / path).read_text(encoding="utf-8").splitlines()]
 
 
 def cells(title: str) -> list[str]:
@@ -45,11 +55,38 @@ def test_quality():
             fvu.setdefault(run["toolkit"].replace("saelens-raw", "saelens"), []).append(run["fvu"]["wide"])
         middle = {"saelens": min}  # the better one of its two variants
         check(title, [middle.get(name, statistics.fmean)(fvu[name]) for name in TOOLKITS])
-    lines = map(json.loads, (ROOT / "docs/quality/runs.jsonl").read_text().splitlines())
-    of_16k = [x for x in lines if x["what"] == "evaluation" and x["key"]["tokens"] == 10_000_000]
-    evaluated = {x["key"]["toolkit"]: x for x in of_16k}
-    check("CE loss recovered", [evaluated[name]["ce_recovered"] for name in TOOLKITS])
-    check("absorption](", [evaluated[name]["absorption"] for name in TOOLKITS])
+    found: dict[str, dict[tuple, dict]] = {}  # by toolkit and run: the lines of its evaluations together
+    for x in read_lines("docs/quality/runs.jsonl"):
+        of_16k = (x["key"].get("d_sae"), x["key"].get("tokens")) == (16_384, 10_000_000)
+        if x["what"] == "evaluation" and of_16k:
+            name = x["key"]["toolkit"].replace("saelens-raw", "saelens")
+            found.setdefault(name, {}).setdefault((x["key"]["toolkit"], x["key"]["lr"], x["key"]["seed"]), {}).update(x)
+    for title, metric in (("CE loss recovered", "ce_recovered"), ("absorption](", "absorption")):
+        # Of a peer the last run, which is its better one.
+        values = {name: [run[metric] for run in runs.values()] for name, runs in found.items()}
+        means = [statistics.fmean(v) if name == "sampled-sae" else v[-1] for name, v in values.items()]
+        check(title, [dict(zip(values, means, strict=True))[name] for name in TOOLKITS])
+
+
+def test_the_topk_phase():
+    fvu: dict[tuple[str, str], list[float]] = {}
+    settings = {(s.model, s.layer, s.d_sae, s.k, s.high_norm_factor): name for name, s in TRIALS.items()}
+    for x in read_lines("docs/quality/runs.jsonl"):
+        key = x["key"]
+        place = (*(key.get(n) for n in ("model", "layer", "d_sae", "k")), key.get("high_norm_factor", 10.0))
+        if x["what"] == "run" and place in settings and key["tokens"] == 10_000_000 and key["seed"] < 2:
+            fvu.setdefault((key["toolkit"], settings[place]), []).append(x["fvu"]["select"])
+    for x in read_lines("docs/quality/changes.jsonl"):
+        if "setting" in x and x["setting"] in TRIALS and x["seed"] < 2:
+            fvu.setdefault((x["name"], x["setting"]), []).append(x["fvu"]["select"])
+    candidates = ("sampled-sae-batchtopk", "topk_until_0.03", "sampled-sae", "topk_until_0.1")
+    section = (ROOT / "docs/quality.md").read_text().partition("### The TopK phase")[2].partition("###")[0]
+    rows = [[c.strip(" *") for c in r.split("|")[2:-1]] for r in section.splitlines() if r.startswith("| ")][1:]
+    for row, name in zip(rows, candidates, strict=True):
+        means = [statistics.fmean(fvu[name, setting]) for setting in TRIALS]
+        assert all(len(fvu[name, setting]) == 2 for setting in TRIALS)
+        assert row == [f"{value:.5f}" for value in [*means, statistics.geometric_mean(means)]], name
+    assert min(candidates, key=lambda n: math.prod(sum(fvu[n, setting]) for setting in TRIALS)) == "sampled-sae"
 
 
 @cache
@@ -81,7 +118,8 @@ def pool_ratios(setting: str) -> list[float]:
 
 def test_the_answer_to_which_method():
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    pattern = r"seeds\): (\S+), against (\S+) for TopK followed by BatchTopK, (\S+) for Matryoshka and (\S+) for TopK "
+    pattern = r"seeds\): (\S+), against (\S+) for TopK for 30% of the steps followed by BatchTopK, "
+    pattern += r"(\S+) for Matryoshka and (\S+) for TopK "
     pattern += r"\((\S+) without a threshold\)"
     methods = ("batchtopk", "topk-then-batchtopk", "matryoshka", "topk")
     expected = [*(study(method, "fvu") for method in methods), study("topk", "fvu_trained")]
