@@ -48,8 +48,8 @@ def fails(capsys, *words: object) -> str:
 def test_jobs_status_and_failures(spec, inside, capsys):
     main(["sweep", str(spec), "--dry-run"])
     assert capsys.readouterr().out.splitlines() == [
-        "a: batchtopk-k2-s0, batchtopk-k4-s0",
-        "missing: batchtopk-k2-s0, batchtopk-k4-s0",
+        "a: topk-then-batch-at5-k2-s0, topk-then-batch-at5-k4-s0",
+        "missing: topk-then-batch-at5-k2-s0, topk-then-batch-at5-k4-s0",
     ]
     last = fails(capsys, "sweep", spec, "--device", "cpu")
     assert last == "error: 1 of 2 jobs failed; --retry-failed runs them again"

@@ -121,7 +121,7 @@ def test_a_cache_is_written_continued_and_trained_on(model, text, tmp_path, caps
     small = ("--steps", 8, "--batch-size", 50, "--latents", 64, "--k", 4)
     train(tmp_path / "cache", "--out", tmp_path / "run", *small)
     folder = capsys.readouterr().out.split()[-1]
-    assert folder.endswith("batchtopk-s0") and ss.SAE.load(folder).cfg.metadata["layer"] == 1
+    assert folder.endswith("topk-then-batch-at5-s0") and ss.SAE.load(folder).cfg.metadata["layer"] == 1
 
 
 def refused(line: str, capsys, *words) -> None:
@@ -187,7 +187,7 @@ def test_help_shows_groups_and_real_defaults(capsys):
         run("train", "--help-all")
     shown = " ".join(capsys.readouterr().out.split())
     assert stop.value.code == 0 and "None" not in shown
-    for text in ("--d-sae INT", "Default: 16384.", "Default: batchtopk.", "--optimizer.beta2 FLOAT"):
+    for text in ("--d-sae INT", "Default: 16384.", "Default: topk_then_batchtopk.", "--optimizer.beta2 FLOAT"):
         assert text in shown
     for text in ("--source.buffer-tokens INT", "2,097,152.", "--lr, --optimizer.lr FLOAT", "sampled:score=,l="):
         assert text in shown

@@ -56,7 +56,7 @@ def test_batchtopk_finds_the_strong_features_and_a_tiny_pool_does_not(results):
 def test_presets_of_the_protocol():
     labels = {cell.label for cell in grid(EXPERIMENTS["paper-table"])}
     scored = {f"sampled:score={score},l=20" for score in ("prefix", "l2")}
-    assert {*scored, "entropy-l20-released70", "topk_then_batchtopk", "released:fraction=0.75"} <= labels
+    assert {*scored, "entropy-l20-released70", "topk_then_batchtopk:until=0.7", "released:fraction=0.75"} <= labels
     assert {cell.label for cell in grid(EXPERIMENTS["paper-table-p20"])} == labels
     assert EXPERIMENTS["paper-table-p20"].data.p_high == 0.2
     finite = EXPERIMENTS["paper-finite"]

@@ -87,7 +87,7 @@ def test_a_model_and_a_text(tmp_path, monkeypatch, capsys):
     folders = capsys.readouterr().out.split()
     source = ss.activations("model", "text.txt", [0, 1], context=16, device="cpu", progress=False)
     settings = SETTINGS | {"batch_size": 64, "heldout_tokens": 64, "log_every": 50}
-    stopped(ss.train, source, [ss.batchtopk(32, 4)], out="part", at=8, **settings)
+    stopped(ss.train, source, [ss.topk_then_batchtopk(32, 4)], out="part", at=8, **settings)
     cli.main(["resume", "part"])
     for one, other in zip(folders, capsys.readouterr().out.split(), strict=True):
         assert same_weights(ss.SAE.load(one), ss.SAE.load(other))
