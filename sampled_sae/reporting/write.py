@@ -75,15 +75,13 @@ def _curves(figure: go.Figure, look: Styles, title: str) -> go.Figure:
 
 
 def _paper(figure: go.Figure, width: int, height: int, top: int = 14) -> go.Figure:
-    """White paper, a legend below, a font that every printer has."""
+    """A legend below, a font that every printer has."""
     legend: dict[str, Any] = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yanchor": "bottom"}
     legend |= {"yref": "container", "font": {"size": 12, "color": INK}, "itemsizing": "constant"}
     axis = {"tickfont": {"color": INK, "size": 12}, "linecolor": MUTED, "showline": True}
     axis["title"] = {"font": {"size": 13, "color": INK}}
     figure.update_xaxes(axis).update_yaxes(axis)
     return figure.update_layout(
-        paper_bgcolor="white",
-        plot_bgcolor="white",
         font={"family": PAPER_FONT, "color": INK},
         showlegend=True,
         legend=legend,
@@ -102,7 +100,7 @@ def missing_for_figures() -> str | None:
 
 
 def write_figures(figures: Sequence[tuple[str, go.Figure]], folder: Path) -> list[Path]:
-    """Write each figure in all formats; all of them through one browser, which takes a second to start."""
+    """Write each figure in all formats, on white; all of them through one browser, which takes a second to start."""
     import plotly.io
 
     if not figures:
@@ -110,6 +108,8 @@ def write_figures(figures: Sequence[tuple[str, go.Figure]], folder: Path) -> lis
     if not hasattr(plotly.io, "write_images"):
         raise UserError(f"no PNG and PDF: plotly is too old; {install('report')}")
     make_folder(folder)
+    for _, figure in figures:
+        figure.update_layout(paper_bgcolor="white", plot_bgcolor="white")
     files = [(figure, folder / f"{name}.{end}") for name, figure in figures for end in FORMATS]
     try:
         plotly.io.write_images(
