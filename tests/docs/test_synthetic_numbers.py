@@ -217,7 +217,10 @@ def test_claims_in_words():
     assert {run["recovery"][bucket] for run in every for bucket in ("LF+LA", "HF+LA")} == {0.0}
     finite = methods("paper-finite")["batchtopk"]
     assert {share for run in finite for share in run["recovery"].values()} == {0.0}
-    fves = [mean("paper-table-p20", n, "fve_heldout_threshold") for n in ("topk", "topk_then_batchtopk:until=0.7", "released")]
+    fves = [
+        mean("paper-table-p20", n, "fve_heldout_threshold")
+        for n in ("topk", "topk_then_batchtopk:until=0.7", "released")
+    ]
     verdicts = {one[0]: one[7] for one in synthetic_table("p20", results("paper-table-p20")).rows}
     assert verdicts["released:score=l2"] == "better" and "only l2 with half of the latents, released, is better" in TEXT
     assert {verdicts[f"sampled:score={score},l=20"] for score in ("l2", "entropy")} == {"undecided"}
