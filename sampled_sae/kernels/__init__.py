@@ -12,14 +12,15 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.method.scores import get_score
 
 
-def usable(device: torch.device, dtype: torch.dtype, config: SAEConfig | None = None) -> bool:
+def usable(device: torch.device, dtype: torch.dtype, config: SAEConfig | None = None, shards: int = 1) -> bool:
     """Whether the kernels run here: float32 weights on a CUDA device that computes in bfloat16, with Triton.
 
-    With `config`, whether they train this SAE. On a GPU where they do not, a warning gives the reason, once.
+    With `config`, whether they train this SAE, with its latents over `shards` ranks. On a GPU where they do not, a
+    warning gives the reason, once.
     """
     if device.type != "cuda":
         return False
-    reason = obstacle(device, dtype) or (lacking(config) if config is not None else "")
+    reason = obstacle(device, dtype) or (lacking(config, shards) if config is not None else "")
     if reason:
         warnings.warn(
             f"training on {device} without the GPU kernels, so steps are slower: {reason}", stacklevel=1
@@ -27,10 +28,10 @@ def usable(device: torch.device, dtype: torch.dtype, config: SAEConfig | None = 
     return not reason
 
 
-def lacking(config: SAEConfig) -> str:
+def lacking(config: SAEConfig, shards: int = 1) -> str:
     """Which setting of an SAE has no kernels, in words; empty if all have."""
-    if config.jumprelu is not None:
-        return "there are none for JumpReLU"
+    if config.jumprelu is not None and shards > 1:
+        return "there are none for JumpReLU with latents over ranks"
     learns = config.pool.restricts and get_score(config.pool.score).learn is not None
     return f"there are none for the score {config.pool.score!r}, which learns from each step" if learns else ""
 

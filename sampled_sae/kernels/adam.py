@@ -10,7 +10,7 @@ from torch import Tensor
 from sampled_sae.kernels.encoder import padded_copy
 from sampled_sae.kernels.sparse import Rows
 from sampled_sae.method.config import OptimizerConfig
-from sampled_sae.method.parameters import LEAST_SHARE, Parameters, gradient_factor
+from sampled_sae.method.parameters import LEAST_SHARE, Weights, gradient_factor
 
 LEAST = tl.constexpr(LEAST_SHARE)
 
@@ -66,15 +66,15 @@ def _adam_vector(w_at, mean, square, G, now, factor, beta1, beta2, eps, n, BLOCK
 
 
 class FusedAdam:
-    """Adam over an SAE's four tensors, with the 16-bit copies of both matrices that the products read.
+    """Adam over an SAE's tensors, with the 16-bit copies of both matrices that the products read.
 
     `set_rate` runs before each update and outside of a recorded graph; `update` may be recorded, because everything
     that changes from step to step is in `rate`, on the device.
     """
 
-    def __init__(self, weights: Parameters, config: OptimizerConfig):
+    def __init__(self, weights: Weights, config: OptimizerConfig):
         self.weights, self.config = weights, config
-        self.moments = [(torch.zeros_like(w), torch.zeros_like(w)) for w in weights]
+        self.moments = {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights._asdict().items()}
         self.W_enc, self.W_dec = (padded_copy(W, torch.bfloat16) for W in (weights.W_enc, weights.W_dec))
         self.updates = 0
         self.rate = torch.ones(3, device=weights.b_dec.device)
@@ -87,19 +87,25 @@ class FusedAdam:
         self.rate[0].fill_(lr / (1 - self.config.beta1**self.updates))
         self.rate[1].fill_((1 - self.config.beta2**self.updates) ** 0.5)
 
-    def update(self, rows: Rows, b_dec: Tensor) -> Tensor:
-        """Gradient rows of both matrices and of b_enc, gradient of b_dec [d] -> gradient norm before it is scaled."""
-        norm = (rows.energy + b_dec.square().sum()).clamp_min(0).sqrt()
+    def update(self, rows: Rows, b_dec: Tensor, threshold: Tensor | None = None) -> Tensor:
+        """Gradient rows of both matrices and of b_enc, gradient of b_dec [d], of JumpReLU's thresholds [m] -> gradient
+        norm before it is scaled."""
+        energy = rows.energy + b_dec.square().sum()
+        if threshold is not None:
+            energy = energy + threshold.square().sum()
+        norm = energy.clamp_min(0).sqrt()
         self.rate[2].copy_(gradient_factor(norm, self.parameters, self.config))
         more = rows.more or (None, None)
         self._rows("W_enc", self.W_enc, rows.W_enc, more[0], rows.slot, unit=False)
         self._rows("W_dec", self.W_dec, rows.W_dec, more[1], rows.slot, unit=True)
         self._vector("b_enc", rows.b_enc)
         self._vector("b_dec", b_dec)
+        if threshold is not None:
+            self._vector("threshold", threshold)
         return norm
 
     def _numbers(self, name: str) -> tuple[Tensor, float, float, float, float]:
-        factor = float(getattr(self.config.rates, name))
+        factor = float(getattr(self.config.rates, name, 1.0))
         return self.rate, factor, self.config.beta1, self.config.beta2, self.config.eps
 
     def _rows(self, name: str, copy: Tensor, G: Tensor, more: Tensor | None, slot: Tensor, unit: bool) -> None:
@@ -109,7 +115,7 @@ class FusedAdam:
         With `unit`, the gradient's part along the matrix's unit rows is removed before, and rows are scaled to norm 1
         after. `copy` [m, stride] gets the new weights in its own type.
         """
-        W, moments = getattr(self.weights, name), self.moments[Parameters._fields.index(name)]
+        W, moments = getattr(self.weights, name), self.moments[name]
         m, d = W.shape
         block = triton.next_power_of_2(d)
         _adam_rows[(m,)](
@@ -120,7 +126,7 @@ class FusedAdam:
 
     def _vector(self, name: str, G: Tensor) -> None:
         """Update a bias [n] by the gradient G [n]."""
-        w, moments = getattr(self.weights, name), self.moments[Parameters._fields.index(name)]
+        w, moments = getattr(self.weights, name), self.moments[name]
         _adam_vector[(triton.cdiv(len(w), 1024),)](w, *moments, G, *self._numbers(name), len(w), BLOCK=1024)
 
     def state(self) -> dict[str, Tensor]:
@@ -128,7 +134,7 @@ class FusedAdam:
         if not self.updates:
             return {}
         named: dict[str, Tensor] = {}
-        for name, (mean, square) in zip(Parameters._fields, self.moments, strict=True):
+        for name, (mean, square) in self.moments.items():
             parts = {"step": torch.tensor(float(self.updates)), "exp_avg": mean, "exp_avg_sq": square}
             named |= {f"{name}.{key}": value for key, value in parts.items()}
         return named
@@ -139,6 +145,6 @@ class FusedAdam:
             copy[:, : W.shape[1]] = W
         if state:
             self.updates = int(state["W_enc.step"])
-            for name, (mean, square) in zip(Parameters._fields, self.moments, strict=True):
+            for name, (mean, square) in self.moments.items():
                 mean.copy_(state[f"{name}.exp_avg"])
                 square.copy_(state[f"{name}.exp_avg_sq"])

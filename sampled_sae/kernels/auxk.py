@@ -19,7 +19,7 @@ from torch import Tensor
 from sampled_sae.kernels.encoder import OUT_DTYPE, product
 from sampled_sae.kernels.masked import keep_largest_of_rows_, mask_
 from sampled_sae.method.config import AuxKConfig
-from sampled_sae.method.parameters import Parameters
+from sampled_sae.method.parameters import Weights
 
 ROWS, BLOCK, WARPS = 8, 256, 4
 BESIDE = True
@@ -56,7 +56,7 @@ def _second_stream(device: torch.device) -> torch.cuda.Stream | None:
 class DeadPass:
     """AuxK's forward and backward pass on one batch."""
 
-    def __init__(self, copies: Copies, weights: Parameters, dead: Tensor, config: AuxKConfig):
+    def __init__(self, copies: Copies, weights: Weights, dead: Tensor, config: AuxKConfig):
         """`dead` [n] are the dead latents (m: an empty slot). Encoding them begins at once."""
         self.copies, self.config, self.d, self.dead = copies, config, len(weights.b_dec), dead
         self.stream = self._second_stream()

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sampled_sae.method.latents import WHOLE, Shard
-from sampled_sae.method.parameters import Parameters
+from sampled_sae.method.parameters import Weights
 from sampled_sae.method.pools import draw_members
 from sampled_sae.method.scores import Score, Sums, token_sums
 
@@ -45,7 +45,7 @@ class FastEncoder:
     Activations below 0 are left as they are: a search for the largest ones never reaches them.
     """
 
-    def __init__(self, x: Tensor, weights: Parameters, W_enc: Tensor, shard: Shard = WHOLE):
+    def __init__(self, x: Tensor, weights: Weights, W_enc: Tensor, shard: Shard = WHOLE):
         self.x16 = padded_copy(x - weights.b_dec, W_enc.dtype)
         self.weights, self.W_enc = weights, W_enc
         self.b_enc = weights.b_enc.to(W_enc.dtype)

@@ -14,7 +14,7 @@ from sampled_sae.kernels.encoder import padded, product, rows_of
 from sampled_sae.kernels.select import Kept
 from sampled_sae.kernels.sparse import Errors, Groups, Rows, Segments, decode_error, gradient_rows, value_gradient
 from sampled_sae.method.config import AuxKConfig
-from sampled_sae.method.parameters import Parameters
+from sampled_sae.method.parameters import Parameters, Weights
 from sampled_sae.method.selection import Outcome
 
 
@@ -108,7 +108,7 @@ class Pass(NamedTuple):
 
 def loss_and_gradients(
     x: Tensor,
-    weights: Parameters,
+    weights: Weights,
     copies: Copies,
     codes: KeptCodes | PoolCodes,
     dead: Tensor | None,
@@ -130,7 +130,7 @@ def loss_and_gradients(
 
 def finished(
     done: Pass,
-    weights: Parameters,
+    weights: Weights,
     copies: Copies,
     dead: Tensor | None,
     beside: DeadPass | None,
@@ -177,7 +177,7 @@ def sparse_pass(
     return Pass(rows, errors.last, errors.mean, total[:d], None)
 
 
-def _pool_pass(x: Tensor, weights: Parameters, copies: Copies, codes: PoolCodes, beside: DeadPass | None) -> Pass:
+def _pool_pass(x: Tensor, weights: Weights, copies: Copies, codes: PoolCodes, beside: DeadPass | None) -> Pass:
     """The same for a small pool: products over all its B x P values, kept or not."""
     d, m = x.shape[1], len(weights.b_enc)
     latents = padded(codes.columns, m)

@@ -24,7 +24,7 @@ from sampled_sae.kernels.masked import counts
 from sampled_sae.kernels.select import Cut, Kept, cut_batch, cut_into_blocks, cut_rows
 from sampled_sae.kernels.sparse import cut_segments, group_by_latent
 from sampled_sae.method.config import SAEConfig
-from sampled_sae.method.parameters import Parameters
+from sampled_sae.method.parameters import Weights
 from sampled_sae.method.pools import Candidates, PoolState, candidates
 from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Dead, Moved, Outcome, Selection
@@ -104,7 +104,7 @@ class FastPath:
 
     name = "fast"
 
-    def __init__(self, weights: Parameters, config: SAEConfig, steps: int, generator: torch.Generator):
+    def __init__(self, weights: Weights, config: SAEConfig, steps: int, generator: torch.Generator):
         self.weights, self.config, self.steps, self.generator = weights, config, steps, generator
         self.optimizer = FusedAdam(weights, config.optimizer)
         self.state, self.load_state = self.optimizer.state, self.optimizer.load_state

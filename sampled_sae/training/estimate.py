@@ -35,7 +35,7 @@ def memory_needed(
     plain: list[SAEConfig] = []
     quick: list[SAEConfig] = []
     for config in configs:
-        (quick if fast and not kernels.lacking(config) else plain).append(config)
+        (quick if fast and not kernels.lacking(config, shards) else plain).append(config)
     # Kept for every SAE: weights and Adam's two moments; on the fast path also a copy of both matrices in 16 bits.
     values = sum((3 * (2 * c.d_sae * d + c.d_sae) + 3 * c.d_sae) / shards + 3 * d for c in plain)
     kept = 1.1 * dtype.itemsize * values + 1.05 * sum(28 * c.d_sae * d + 32 * c.d_sae for c in quick) / shards
@@ -72,6 +72,8 @@ def _fast_working(config: SAEConfig, d: int, batch_size: int, shards: int) -> in
         z += 2 * batch_size * pool.size.latents(config.k, config.d_sae) // shards
         if pool.scope != Scope() or get_score(pool.score).reads_activations:
             z += 8 * m * batch_size  # what a score of the user's own takes: it sees all of Z in 32 bits
+    if config.jumprelu is not None:
+        z += 4 * m * batch_size  # which are above their thresholds, gradients of all
     lists = 60 * config.k * batch_size + batch_size * ((6 + 2 * len(config.prefixes or (m,))) * d + m // 8)
     gradients = 8 * m * d + lists
     # AuxK may find every latent dead, and works outside of the recorded part of a step.

@@ -35,6 +35,23 @@ def pre_activations(x: Tensor, weights: JumpReLUParameters, config: JumpReLUConf
     return torch.addmm(weights.b_enc, encoder_input(x, weights, config), weights.W_enc.T)
 
 
+def window(theta: Tensor, config: JumpReLUConfig) -> Tensor:
+    """Width of the window around each threshold [m]."""
+    return config.bandwidth * (theta if config.variant == "relative" else torch.ones_like(theta))
+
+
+def penalty(x: Tensor, l0: float, step: int, steps: int, config: SAEConfig) -> tuple[Tensor, Tensor]:
+    """The penalty on the L0 of batch x [batch, d_in] at a step, and its derivative."""
+    settings, k = config.jumprelu, config.k
+    assert settings is not None
+    warmup = min(settings.warmup_steps, steps // 5)
+    weight = settings.penalty * (min(1.0, step / warmup) if warmup else 1.0)
+    scale = x.new_ones(())
+    if settings.variant == "relative":
+        scale = (x - x.mean(0)).square().sum() / len(x)
+    return weight * scale * (l0 / k - 1) ** 2, weight * scale * 2 * (l0 / k - 1) / k
+
+
 def start_thresholds_(weights: JumpReLUParameters, x: Tensor, config: SAEConfig, shard: Shard = WHOLE) -> None:
     """The thresholds before the first step, from its batch x [batch, d_in]."""
     assert config.jumprelu is not None
@@ -79,26 +96,15 @@ class JumpReLUPath(PlainPath):
             if dead is not None and alpha > 0:
                 auxiliary = add_auxk(gradients, x, weights, left.errors[:, -1], dead, self.config.auxk, shard)
             gradients.b_dec.sub_(shard.sum(gradients.b_enc @ weights.W_enc))
-        penalty, slope = self._penalty(selection.kept() / len(x))
+        on_l0, slope = penalty(x, selection.kept() / len(x), self.step, self.steps, self.config)
         both = JumpReLUParameters(*gradients, threshold=self._on_threshold(left, slope))
-        return Outcome(both, outcome.loss + penalty + alpha * auxiliary, outcome.error, auxiliary)
-
-    def _penalty(self, l0: float) -> tuple[Tensor, Tensor]:
-        """The penalty on L0 at this step, and its derivative."""
-        settings, k = self.settings, self.config.k
-        warmup = min(settings.warmup_steps, self.steps // 5)
-        weight = settings.penalty * (min(1.0, self.step / warmup) if warmup else 1.0)
-        scale = self.x.new_ones(())
-        if settings.variant == "relative":
-            scale = (self.x - self.x.mean(0)).square().sum() / len(self.x)
-        return weight * scale * (l0 / k - 1) ** 2, weight * scale * 2 * (l0 / k - 1) / k
+        return Outcome(both, outcome.loss + on_l0 + alpha * auxiliary, outcome.error, auxiliary)
 
     @torch.no_grad()
     def _on_threshold(self, left: Left, slope: Tensor) -> Tensor:
         """Gradient of what decides the thresholds [m], from the activations in a window around each."""
         pre, settings, theta = self.pre, self.settings, thresholds(self.weights, self.settings)
-        relative = settings.variant == "relative"
-        width = settings.bandwidth * (theta if relative else torch.ones_like(theta))
+        relative, width = settings.variant == "relative", window(theta, settings)
         token, latent = ((pre - theta).abs() < width / 2).nonzero(as_tuple=True)
         near = SparseCodes(token, latent, pre.new_zeros(len(token)), *pre.shape)
         parts = near if self.prefixes is None else near.segments(self.prefixes)

@@ -30,8 +30,12 @@ def open_path(
 ) -> StepPath:
     """The fastest step path for the weights' device and dtype. SAMPLED_SAE_PATH=plain forces the plain one."""
     device, dtype = weights.b_dec.device, weights.b_dec.dtype
-    fast = os.environ.get("SAMPLED_SAE_PATH") != "plain" and kernels.usable(device, dtype, config)
+    fast = os.environ.get("SAMPLED_SAE_PATH") != "plain" and kernels.usable(device, dtype, config, shard.number)
     if isinstance(weights, JumpReLUParameters):
+        if fast:
+            from sampled_sae.kernels.jumprelu import FastJumpReLUPath
+
+            return FastJumpReLUPath(weights, config, steps, generator)
         return JumpReLUPath(weights, config, steps, generator, shard)
     if fast and shard.number > 1:
         from sampled_sae.kernels.ranks import DividedPath

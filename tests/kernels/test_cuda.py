@@ -30,6 +30,8 @@ CONFIGS = {
     "memory": ss.sampled(M, K, "l2", 5, memory=0.9),
     "released": ss.released(M, K, "entropy", 0.5, at=0.5),
     "annealed": ss.annealed(M, K, "uniform", 0.3),
+    "jumprelu": ss.jumprelu(M, K, auxk=AuxKConfig(dead_after=3 * B)),
+    "jumprelu with prefixes": ss.jumprelu(M, K, prefixes=(40, 200, M)),
 }
 
 

@@ -174,7 +174,7 @@ def test_a_gradient_is_clipped_to_its_limit():
     path = FastPath(weights, config, 10, torch.Generator(DEVICE))
     selection = path.select(x, 0, torch.ones(M, dtype=torch.bool, device=DEVICE))
     norm = path.update(selection, None, 0.01).norm
-    moved = sum(float((mean / 0.1).square().sum()) for mean, _ in path.optimizer.moments) ** 0.5
+    moved = sum(float((mean / 0.1).square().sum()) for mean, _ in path.optimizer.moments.values()) ** 0.5
     assert float(norm) > 1e-3
     assert moved == pytest.approx(1e-4, rel=0.02)
 

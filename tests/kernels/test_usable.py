@@ -7,7 +7,7 @@ import torch
 
 from sampled_sae import kernels
 from sampled_sae.kernels import masked
-from sampled_sae.method.presets import topk
+from sampled_sae.method.presets import jumprelu, topk
 from sampled_sae.training.learner import Learner
 from sampled_sae.training.step import PlainPath
 
@@ -18,6 +18,11 @@ def test_a_cpu_and_other_precisions_take_the_plain_path():
     assert not kernels.usable(torch.device("cpu"), torch.float32)
     assert not kernels.usable(DEVICE, torch.float64)
     assert isinstance(Learner(topk(16, 2), 4, 10, 0, torch.device("cpu"), torch.float32).path, PlainPath)
+
+
+def test_what_has_no_kernels():
+    assert not kernels.lacking(jumprelu(16, 2))
+    assert kernels.lacking(jumprelu(16, 2), 2) == "there are none for JumpReLU with latents over ranks"
 
 
 def test_the_plain_path_can_be_asked_for(monkeypatch):
