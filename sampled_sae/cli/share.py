@@ -65,7 +65,7 @@ class Push:
     """Replace an existing README.md in the repository."""
 
     EXAMPLES: ClassVar[Sequence[str]] = (
-        "runs/a/saes/batchtopk-s0 OWNER/NAME --subfolder layer-12 --license mit",
+        "runs/a/saes/topk-then-batch-at5-s0 OWNER/NAME --subfolder layer-12 --license mit",
         "runs/a OWNER/NAME --private",
         "runs/a OWNER/NAME --revision v2 --replace-card",
     )

@@ -124,7 +124,7 @@ def test_the_answer_to_which_method():
     methods = ("batchtopk", "topk-then-batchtopk", "matryoshka", "topk")
     expected = [*(study(method, "fvu") for method in methods), study("topk", "fvu_trained")]
     assert re.search(pattern, text).groups() == tuple(f"{value:.4f}" for value in expected)
-    pattern = r"TopK followed by BatchTopK is ahead: (\S+) and (\S+), BatchTopK (\S+) and (\S+)\. "
+    pattern = r"TopK for 30% followed by BatchTopK is ahead: (\S+) and (\S+), BatchTopK (\S+) and (\S+)\. "
     expected = [study(m, "fvu", setting=s) for m in ("topk-then-batchtopk", "batchtopk") for s in GEMMA]
     assert re.search(pattern, text).groups() == tuple(f"{value:.4f}" for value in expected)
     ratios = sorted(ratio for setting in results().settings for ratio in pool_ratios(setting))

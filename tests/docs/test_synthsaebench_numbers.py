@@ -117,7 +117,7 @@ def test_claims_about_recipes():
     own, others = "defaults-early", ("saelens", "saelens-own", "preset")
     assert all(at_end(own, "fve") > at_end(name, "fve") for name in others)
     assert at_end(own, "fve", 20_000) > max(at_end(name, "fve", 20_000) for name in LONG if "defaults" not in name)
-    assert "The defaults learn fastest and have the highest FVE" in TEXT
+    assert "The defaults (here BatchTopK with the default recipe) learn fastest and have the highest FVE" in TEXT
     assert "After 10,000 steps their MCC is that of SAELens" in TEXT
     assert abs(at_end(own, "mcc") - at_end("saelens", "mcc")) < 0.005
     reached = [run["mcc"] for run in ends("saelens")]
