@@ -164,3 +164,20 @@ def test_a_short_topk_phase():
         assert [cell.strip(" *") for cell in row] == expected, setting
         _, verdict = results().difference(setting, "short-topk", "batchtopk", "fvu")
         assert (verdict == "better") == ("**" in row[1]) and "**" not in row[0], setting
+
+
+def test_jumprelu_on_a_small_language_model():
+    changes = ({"lr_factor": 0.5}, {"lr_factor": 2.0}, {"bandwidth": 0.5}, {"bandwidth": 2.0}, {"penalty": 1.0})
+    fvu: dict[tuple, list[float]] = {}
+    for line in read_lines("docs/recipe/jumprelu.jsonl"):
+        settings = {name: line.get(name) for name in ("lr_factor", "bandwidth", "penalty")}
+        fvu.setdefault((line["method"], *settings.values()), []).append(line["fvu"])
+    base, text = statistics.fmean(fvu["jumprelu", None, None, None]), (ROOT / "docs/method.md").read_text()
+    batchtopk = statistics.fmean(fvu["batchtopk", None, None, None])
+    assert f"JumpReLU has an FVU of {base:.4f}, BatchTopK {batchtopk:.4f}" in text
+    cells_ = []
+    for change in (*changes, {"penalty": 10.0}):
+        found = fvu["jumprelu", *(change.get(name) for name in ("lr_factor", "bandwidth", "penalty"))]
+        assert len(found) == 2
+        cells_.append(f"{statistics.fmean(found) / base - 1:+.1%}")
+    assert f"| {' | '.join(cells_)} |" in text
