@@ -177,7 +177,7 @@ def test_jumprelu_on_a_small_language_model():
     assert f"JumpReLU has an FVU of {base:.4f}, BatchTopK {batchtopk:.4f}" in text
     cells_ = []
     for change in (*changes, {"penalty": 10.0}):
-        found = fvu["jumprelu", *(change.get(name) for name in ("lr_factor", "bandwidth", "penalty"))]
+        found = fvu[("jumprelu", *(change.get(name) for name in ("lr_factor", "bandwidth", "penalty")))]
         assert len(found) == 2
         cells_.append(f"{statistics.fmean(found) / base - 1:+.1%}")
     assert f"| {' | '.join(cells_)} |" in text
