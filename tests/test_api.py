@@ -146,7 +146,7 @@ def test_length_and_settings_are_checked(activations):
 @pytest.mark.parametrize("configs", ["batchtopk", ["batchtopk"], 3])
 def test_a_name_is_no_configuration(activations, configs):
     with pytest.raises(
-        ss.UserError, match=r"configs = .*: must be one or several configurations, such as ss\.batchtopk"
+        ss.UserError, match=r"configs = .*: must be one or several configurations, such as ss\.topk_then_batchtopk"
     ):
         ss.train(activations, configs, steps=1)
 

@@ -19,9 +19,9 @@ from sampled_sae.kernels.path import FastPath
 from sampled_sae.kernels.select import Kept
 from sampled_sae.kernels.sparse import Rows, decode_error
 from sampled_sae.method.config import JumpReLUConfig
+from sampled_sae.method.jumprelu import encoder_input, penalty, thresholds, window
 from sampled_sae.method.parameters import JumpReLUParameters
 from sampled_sae.method.selection import Outcome, Selection
-from sampled_sae.training.jumprelu import encoder_input, penalty, thresholds, window
 
 AT_ONCE = 2**25
 """Activations whose distance from the thresholds is computed at one time."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sampled_sae.method.codes import SparseCodes, by_latent, decode_with_pullback, total_by_latent, value_gradient
 from sampled_sae.method.config import JumpReLUConfig, SAEConfig
+from sampled_sae.method.jumprelu import encoder_input, penalty, thresholds, window
 from sampled_sae.method.latents import WHOLE, Shard
 from sampled_sae.method.parameters import JumpReLUParameters, Parameters
 from sampled_sae.method.selection import Outcome, Selection, keep_largest
@@ -20,36 +21,9 @@ PEER_START = 0.001
 """Thresholds of dictionary_learning before the first step."""
 
 
-def thresholds(weights: JumpReLUParameters, config: JumpReLUConfig) -> Tensor:
-    """The threshold of each latent [m]."""
-    return weights.threshold if config.variant == "dictionary_learning" else weights.threshold.exp()
-
-
-def encoder_input(x: Tensor, weights: JumpReLUParameters, config: JumpReLUConfig) -> Tensor:
-    """What the encoder takes of x [batch, d_in]."""
-    return x if config.variant == "dictionary_learning" else x - weights.b_dec
-
-
 def pre_activations(x: Tensor, weights: JumpReLUParameters, config: JumpReLUConfig) -> Tensor:
     """x [batch, d_in] -> [batch, m]."""
     return torch.addmm(weights.b_enc, encoder_input(x, weights, config), weights.W_enc.T)
-
-
-def window(theta: Tensor, config: JumpReLUConfig) -> Tensor:
-    """Width of the window around each threshold [m]."""
-    return config.bandwidth * (theta if config.variant == "relative" else torch.ones_like(theta))
-
-
-def penalty(x: Tensor, l0: float, step: int, steps: int, config: SAEConfig) -> tuple[Tensor, Tensor]:
-    """The penalty on the L0 of batch x [batch, d_in] at a step, and its derivative."""
-    settings, k = config.jumprelu, config.k
-    assert settings is not None
-    warmup = min(settings.warmup_steps, steps // 5)
-    weight = settings.penalty * (min(1.0, step / warmup) if warmup else 1.0)
-    scale = x.new_ones(())
-    if settings.variant == "relative":
-        scale = (x - x.mean(0)).square().sum() / len(x)
-    return weight * scale * (l0 / k - 1) ** 2, weight * scale * 2 * (l0 / k - 1) / k
 
 
 def start_thresholds_(weights: JumpReLUParameters, x: Tensor, config: SAEConfig, shard: Shard = WHOLE) -> None:

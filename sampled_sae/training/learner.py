@@ -12,6 +12,7 @@ from torch import Tensor
 from sampled_sae import kernels
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import SAEConfig
+from sampled_sae.method.jumprelu import thresholds
 from sampled_sae.method.latents import WHOLE, Shard, check_divided
 from sampled_sae.method.parameters import JumpReLUParameters, Parameters, Weights, fit_to_batch_, start_parameters
 from sampled_sae.method.pools import churn, highest
@@ -19,7 +20,7 @@ from sampled_sae.method.rate import encoder_scale, with_lr
 from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Dead, Selection
 from sampled_sae.sae import SAE
-from sampled_sae.training.jumprelu import JumpReLUPath, start_thresholds_, thresholds
+from sampled_sae.training.jumprelu import JumpReLUPath, start_thresholds_
 from sampled_sae.training.optimizer import learning_rate
 from sampled_sae.training.step import PlainPath, StepPath
 from sampled_sae.utils.measures import Better, Metric
