@@ -92,7 +92,7 @@ class Run:
         self.extending = False
         self._writer = None if out is None else checkpoint.Writer(out / "checkpoints", device, self.ranks)
         self._writing: tuple[int, Future[Path]] | None = None  # a step, and the checkpoint of it that is being written
-        self.inputs, self.heldout = Inputs(stream, device, dtype, self.kept), ""
+        self.inputs, self.heldout = Inputs(stream, device, dtype), ""
         self.source: dict[str, Any] = {} if out is None else dict(stream.identity)
         self.first, self.before, self.begun = 0, 0.0, 0.0
         if shared.log_to and out is None:
@@ -245,7 +245,7 @@ class Run:
         if not self.learners:
             self.stream.batch(step)
             return found
-        x = self.inputs.batch(step)
+        x = self.inputs.batch(step, self.kept())
         for callback in self.callbacks:
             callback.on_batch(self, step, x)
         measure = self.logs_at(step) or any(callback.needs_stats(step) for callback in self.callbacks)
@@ -267,7 +267,7 @@ class Run:
         return dict(zip(names, (Stats(*row) for row in self.ranks.all.sum(table).tolist()), strict=True))
 
     def _checked(self, learner: Learner, stats: Stats) -> Stats:
-        self.inputs.check()
+        self.inputs.check(self.kept())
         if not math.isfinite(stats.loss):
             raise self._diverged(learner, f"the loss became {stats.loss}", self.step)
         return stats
@@ -294,7 +294,7 @@ class Run:
 
     def check_weights(self, step: int) -> None:
         """Raise if the weights after `step` steps, or a batch before, are not finite."""
-        self.inputs.check()
+        self.inputs.check(self.kept())
         for learner in self.learners:
             if not all(bool(torch.isfinite(weight).all()) for weight in learner.weights):
                 raise self._diverged(learner, "the weights are no longer finite", step)

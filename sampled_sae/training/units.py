@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,24 +32,26 @@ def input_scale(x: Tensor, norm: InputNorm) -> float:
 class Inputs:
     """The batches of a stream, divided by `scale`, on the device and in the dtype of training."""
 
-    def __init__(self, stream: ActivationStream, device: torch.device, dtype: torch.dtype, kept: Callable[[], str]):
-        """`kept` says what is left of the run when a batch cannot be trained on."""
-        self.stream, self.device, self.dtype, self.kept = stream, device, dtype, kept
+    def __init__(self, stream: ActivationStream, device: torch.device, dtype: torch.dtype):
+        self.stream, self.device, self.dtype = stream, device, dtype
         self.scale = 1.0
         self.unchecked: list[tuple[int, Tensor]] = []
         """Steps and the largest value of each row of their batches, on the device."""
 
     @torch.inference_mode(False)
-    def batch(self, step: int) -> Tensor:
+    def batch(self, step: int, kept: str) -> Tensor:
         """Batch number `step` [batch_size, d_in]. Overflow is checked at once, on a GPU when a line is logged."""
         x = self.stream.batch(step).to(self.device, self.dtype) / self.scale
         self.unchecked.append((step, torch.linalg.vector_norm(x, torch.inf, dim=1)))
         if self.device.type == "cpu" or len(self.unchecked) == 256:
-            self.check()
+            self.check(kept)
         return x
 
-    def check(self) -> None:
-        """Raise if a value in a batch since the last check is too large to be squared; this waits for the GPU."""
+    def check(self, kept: str) -> None:
+        """Raise if a value in a batch since the last check is too large to be squared; this waits for the GPU.
+
+        `kept` ends the error: what is left of the run.
+        """
         batches, self.unchecked = self.unchecked, []
         limit = max(1e3, torch.finfo(self.dtype).max ** 0.5 / 1e3)  # room for sums of squares
         largest = torch.stack([values.max() for _, values in batches]).tolist() if batches else []
@@ -58,7 +60,7 @@ class Inputs:
                 position = int((~(values <= limit)).nonzero()[0])
                 row = self.stream.row(step, position)
                 error = bad_value(float(values[position]) * self.scale, f"activations: batch {step}", row)
-                raise UserError(f"{error}{self.kept()}")
+                raise UserError(f"{error}{kept}")
 
 
 def finished(

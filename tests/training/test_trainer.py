@@ -1,6 +1,8 @@
 """Whole runs: all kinds of SAEs, of activations, and what they leave."""
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -149,6 +151,28 @@ def test_gradients_are_off_where_a_generator_has_them_off(activations):
 
     ss.train(collect(), ss.batchtopk(48, 4), steps=20, heldout_tokens=500, **QUIET)
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("out", [None, "run"])
+def test_activations_and_weights_are_given_up_at_the_end(activations, tmp_path, monkeypatch, out):
+    """Not at some later garbage collection: a generator that then leaves its `no_grad()` would turn gradients on."""
+    monkeypatch.chdir(tmp_path)
+
+    def collect():
+        with torch.no_grad():
+            for _ in range(30):
+                yield activations[:500]
+
+    batches = collect()
+    left = weakref.ref(batches)
+    gc.collect()
+    gc.disable()
+    try:
+        ss.train(batches, ss.batchtopk(48, 4), steps=20, heldout_tokens=500, out=out, **(QUIET | {"progress": True}))
+        del batches
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_a_bad_scope_is_refused_before_anything_is_done(activations, tmp_path):
