@@ -190,10 +190,10 @@ def test_an_overflow_is_found_at_its_step_with_its_row(late, log_every, activati
     if late:  # as on a GPU, which is asked only when something is logged or saved
         batch = Inputs.batch
 
-        def not_at_once(self, step):
+        def not_at_once(self, step, kept):
             with monkeypatch.context() as patch:
-                patch.setattr(Inputs, "check", lambda self: None)
-                return batch(self, step)
+                patch.setattr(Inputs, "check", lambda self, kept: None)
+                return batch(self, step, kept)
 
         monkeypatch.setattr(Inputs, "batch", not_at_once)
     seen = []
