@@ -224,6 +224,7 @@ def gpu_of_rank(device: str | None) -> str | None:
 
 
 _joined: list[Any] = []  # the store and the ranks, once joined
+_left: list[Any] = []  # the same after leaving: torch may abort a process whose groups end while other ranks use them
 
 
 def join(device: str | torch.device | None = None) -> Ranks:
@@ -290,6 +291,7 @@ def leave() -> None:
     if _joined:
         import torch.distributed as dist
 
+        _left.extend(_joined)
         _joined.clear()
         dist.destroy_process_group()
 
