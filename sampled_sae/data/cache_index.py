@@ -5,8 +5,8 @@ shard-00000.safetensors  a tensor `activations` [tokens, d_in] in bfloat16, memo
                          hand, so that a shard is written piece by piece and never held in memory.
 parts/2-of-4/part.json   shards of one of several writers; its lock is beside it. Removed when the cache is complete.
 
-Readers see the shards of both records. Every process would write a shard with the same bytes, so that no two writers can
-disagree.
+Readers see the shards of both records. Every process would write a shard with the same bytes, so that no two
+writers can disagree.
 """
 
 from __future__ import annotations
