@@ -2,7 +2,7 @@
 
 python benchmarks/whole_command.py --model MODEL --text TEXT --heldout TEXT --out FOLDER
 
-Does the same as `sampled-sae train` and `sampled-sae eval` for one BatchTopK SAE, and times each part. Harvest, steps
+Does the same as `sampled-sae train` and `sampled-sae eval` for one SAE of the default method, and times each part. Harvest, steps
 and checkpoints overlap, so harvest and steps are also timed alone, on part of the tokens, and so are the writing of
 checkpoints and their checksums. "at_step" has the seconds from the beginning of the training to the end of some steps.
 """
@@ -47,6 +47,7 @@ with clock("import"):
     from sampled_sae.data.text import TextSource
     from sampled_sae.evals.core.evaluate import evaluate_core_many
     from sampled_sae.evals.core.schema import CoreConfig
+    from sampled_sae.method.presets import DEFAULT_METHODS, parse_methods
     from sampled_sae.models.load import load_model
     from sampled_sae.training import checkpoint, run, units
 
@@ -94,7 +95,7 @@ def main() -> None:
         settings = {"context": a.context, "buffer_tokens": a.buffer, "compile": compiled}
         source = model_activations(model, a.text, a.layer, **settings)
         [stream] = source.open(a.batch, a.heldout_tokens, 0, steps).values()
-    config = ss.batchtopk(a.m, a.k)
+    (config,) = parse_methods(DEFAULT_METHODS, d_sae=a.m, k=a.k)
     common = {"batch_size": a.batch, "device": device, "checkpoint_every": a.checkpoint}
     with clock("harvest, train, calibrate, save"):
         times = Times()
