@@ -2,9 +2,10 @@
 
 python benchmarks/whole_command.py --model MODEL --text TEXT --heldout TEXT --out FOLDER
 
-Does the same as `sampled-sae train` and `sampled-sae eval` for one SAE of the default method, and times each part. Harvest, steps
-and checkpoints overlap, so harvest and steps are also timed alone, on part of the tokens, and so are the writing of
-checkpoints and their checksums. "at_step" has the seconds from the beginning of the training to the end of some steps.
+Does the same as `sampled-sae train` and `sampled-sae eval` for one SAE of the default method, and times each part.
+Harvest, steps and checkpoints overlap, so harvest and steps are also timed alone, on part of the tokens, and so are the
+writing of checkpoints and their checksums. "at_step" has the seconds from the beginning of the training to the end of
+some steps.
 """
 
 from __future__ import annotations

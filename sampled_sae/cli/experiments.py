@@ -195,7 +195,7 @@ class StudyCommand:
     probing: tuple[str, ...] = ()
     """run: datasets of the measure probing."""
     stages: tuple[str, ...] = ()
-    """run: stages to run. Default: all."""
+    """run: stages to run, in this order. Default: all."""
     words: int | None = None
     """run: words of absorption. Default: all."""
     until: float | None = None

@@ -25,8 +25,9 @@ from sampled_sae.experiments.synthetic import EXPERIMENTS, grid
 from sampled_sae.formats.tensors import read_safetensors
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.reporting.study import GOAL, Results, Run, read_rows
+from sampled_sae.reporting.study_answer import NOT_RUN
 from sampled_sae.reporting.study_figures import across, against, forest
-from sampled_sae.reporting.study_page import NOT_RUN, answer, fill_page, tables
+from sampled_sae.reporting.study_page import detailed_page, detailed_sections, fill_page, page_blocks
 from sampled_sae.reporting.synthetic import load_results
 from sampled_sae.reporting.write import write_figures
 from sampled_sae.sae import SAE
@@ -167,7 +168,6 @@ def judged(
 SYNTHETIC = "synthetic"
 EVERY = "all"  # settings together, in the names of figures
 DETAILED = "tables.md"
-DETAILS = ("every-", "difference-", "datasets-", "self-", "synthetic-")  # beginnings of the names of tables there
 PAIRS = (("fvu", "probing_5"), ("absorption", "probing_5"), ("fvu", "autointerp"))  # metrics against each other
 SHOWN = (*GOAL, "absorption_f1", "over_10_percent", "autointerp", "mmcs_seeds")  # metrics with a figure
 
@@ -175,7 +175,7 @@ SHOWN = (*GOAL, "absorption_f1", "over_10_percent", "autointerp", "mmcs_seeds") 
 def write_results(study: Study, out: Path, page: Path, figures: Path | None = None) -> list[Path]:
     """Write the answer and the tables of `out`/results.jsonl into a page, and figures into a folder; returns the files.
 
-    Tables of single metrics go to `out`/tables.md. Figures are of the first setting of each model; without a folder,
+    All tables go to `out`/tables.md. Figures are of the first setting of each model; without a folder,
     the page keeps those that it has. Results of `sampled-sae synthetic` are read from `out`/synthetic/PRESET.json.
     """
     rows = read_rows(out / RESULTS, study.settings)
@@ -190,22 +190,26 @@ def write_results(study: Study, out: Path, page: Path, figures: Path | None = No
     for path in set(files) - set(images):
         with writing(path):
             path.unlink()
-    blocks = [("answer", answer(results, study.claims, study.needed, roles, synthetic))]
+    blocks = page_blocks(results, study.claims, roles, study.needed, synthetic, _link(out / DETAILED, page))
     if figures is not None:
         titles = {name: _title(figure) for name, figure in drawn}
         shown = []
         for setting in (EVERY, *results.goals):
             own = [path for path in images if path.name.startswith(f"{setting}-")]
-            links = [f"![{titles[path.stem]}]({os.path.relpath(path, page.parent)})" for path in own]
+            links = [f"![{titles[path.stem]}]({_link(path, page)})" for path in own]
             heading = f"### Figures of {'all settings' if setting == EVERY else setting}"
             shown += [heading, *links] if links else []
         blocks.append(("figures", "\n\n".join(shown) or NOT_RUN))
     not_run = {preset: not_run_of(preset, found) for preset, found in synthetic.items()}
-    made = list(tables(results, study.claims, roles, study.needed, synthetic, not_run))
-    fill_page(page, [*blocks, *(table for table in made if not table.name.startswith(DETAILS))])
-    write_text(out / DETAILED, "# All tables of the study\n")
-    fill_page(out / DETAILED, [table for table in made if table.name.startswith(DETAILS)])
+    fill_page(page, blocks)
+    sections = detailed_sections(results, study.claims, roles, synthetic, not_run)
+    write_text(out / DETAILED, detailed_page(sections))
     return [page, out / DETAILED, *images]
+
+
+def _link(path: Path, page: Path) -> str:
+    """A link to a file from a page."""
+    return Path(os.path.relpath(path, page.parent)).as_posix()
 
 
 def not_run_of(preset: str, found: Mapping[str, Any]) -> list[str]:

@@ -63,7 +63,7 @@ def run_study(
     device: str | None = None,
     until: float | None = None,
 ) -> bool:
-    """Train and measure what is not finished, of the named stages or of all; returns whether all of it is.
+    """Train and measure what is not finished, of the named stages in their order or of all; whether all of it is.
 
     `until`: seconds after which nothing begins that would not be finished.
     """
@@ -79,9 +79,8 @@ def run_study(
     try:
         with alone_in(out):
             remove_leftovers(out / SLICES)
-            for stage in study.stages:
-                if not only or stage.name in only:
-                    work.stage(stage)
+            for name in only or known:
+                work.stage(study.stages[known.index(name)])
     except OutOfTime as reason:
         say(f"{work.budget.spent:7.1f} s  stopped before {reason}: until = {until:g} s; the same call continues")
         return False

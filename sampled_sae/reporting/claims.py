@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, Literal, NamedTuple
 
 from sampled_sae.config import Config, PositiveNumber, require
-from sampled_sae.reporting.study import BASE, FLOOR, GOAL, METRICS, Results
+from sampled_sae.reporting.study import BASE, FLOOR, GOAL, METRICS, Results, judged
+from sampled_sae.reporting.tables import in_markdown
 from sampled_sae.utils.measures import Cell, Column, Table, form, number
 from sampled_sae.utils.paired import Difference, Verdict, holm, paired
 
@@ -196,33 +197,65 @@ def _jointly(outcomes: Sequence[Outcome]) -> Outcome:
     return "refuted" if "refuted" in outcomes else "undecided"
 
 
-def hypotheses_table(
-    results: Results, claims: Sequence[Claim], needed: Mapping[str, str], synthetic: Synthetic | None = None
-) -> Table:
-    """A row per hypothesis, with the difference of each of its comparisons."""
-    columns = [Column("claim"), Column("", wide=True), Column("verdict"), Column("differences"), Column("seeds")]
-    rows: list[list[Cell]] = []
+def verdicts_table(
+    results: Results,
+    claims: Sequence[Claim],
+    needed: Mapping[str, str],
+    synthetic: Synthetic | None = None,
+    details: str = "",
+) -> str:
+    """Markdown: a row per hypothesis with the effects of its comparisons and a link into the page `details`."""
+    lines = ["| claim | | verdict | effect (95% interval) | seeds | settings |", "|---|---|---|---|---|---|"]
     for name, verdict in hypotheses(results, claims, needed, synthetic).items():
         own = [claim for claim in claims if claim.name == name]
         tested = [outcome(results, claim, synthetic) for claim in own]
         by_metric: dict[str, list[str]] = {}
         for claim, it in zip(own, tested, strict=True):
             if it.effect is not None:
-                effect = f"{_named(results, claim, it.setting)} {_shown(it.effect.mean, claim.metric)}"
-                by_metric.setdefault(METRICS[claim.metric].title, []).append(effect)
-        effects = [f"{title}: {', '.join(found)}" for title, found in by_metric.items()] + [it.detail for it in tested]
-        seeds = [it.effect.clusters[0] for it in tested if it.effect is not None]
-        span = f"{min(seeds)} to {max(seeds)}" if seeds and min(seeds) < max(seeds) else str(max(seeds, default="-"))
-        rows.append([name, own[0].text, verdict, "; ".join(filter(None, effects)) or "-", span])
-    note = "Positive is better, or more; x: a ratio. Intervals are in the next table."
-    return Table(columns, rows, "hypotheses", note=note)
+                by_metric.setdefault(claim.metric, []).append(_effect(results, claim, it.setting))
+        effects = [it.detail for it in tested if it.detail]
+        for metric, found in by_metric.items():
+            effects += [f"*{METRICS[metric].title}*", *found]
+        cells = [in_markdown(own[0].text), verdict, "<br>".join(effects) or "-"]
+        cells.append(_span(it.effect.clusters[0] for it in tested if it.effect is not None))
+        cells.append(_span(it.settings for it in tested if it.settings))
+        lines.append(f"| {' | '.join([f'[{name}]({details}#{name.lower()})', *cells])} |")
+    first = next(iter(results.deciding), "")
+    note = (
+        f"Effects against {BASE} in `{first}` unless another method or setting is named. x: a ratio. Others are "
+        "differences: positive is better, or more where no end is better. Settings: those measured with several seeds."
+    )
+    return "\n".join([*lines, "", note])
+
+
+def _effect(results: Results, claim: Claim, setting: str) -> str:
+    """The effect of a comparison in the setting that decides it; a ratio for FVU and for numbers of latents."""
+    how = METRICS[claim.metric]
+    ratio = how.log or how.relative
+    own = results.measured(setting, claim.method, claim.metric)
+    other = results.measured(setting, claim.against, claim.metric) or dict.fromkeys(own, 0.0)
+    compared = how._replace(log=ratio, better=None if ratio else how.better)
+    found = judged(own, other, compared)
+    assert found is not None
+    it = found[0]
+    ends = [it.mean, *(it.interval or ())]
+    shown = [f"{2**end:.2f}" if ratio else form(end, min(how.digits, 3)) for end in ends]
+    interval = f" ({' to '.join(shown[1:])})" if shown[1:] else ""
+    against = "" if claim.against in (BASE, "zero") else f" against {claim.against}"
+    return in_markdown(f"{_named(results, claim, setting)}{against}: {'x ' if ratio else ''}{shown[0]}{interval}")
+
+
+def _span(numbers: Iterable[int]) -> str:
+    """A number, or the smallest and the largest one."""
+    found = sorted(set(numbers))
+    return " to ".join(map(str, dict.fromkeys([found[0], found[-1]]))) if found else "-"
 
 
 def _named(results: Results, claim: Claim, setting: str) -> str:
     """The claim's method, with its learning rate where it is not the best one, and where the claim is decided."""
     rates = results.other_rates(setting, claim.method, [claim.metric]).values() if setting else ()
     elsewhere = [f"in {setting}"] if setting and setting != next(iter(results.deciding)) else []
-    return " ".join([claim.method, *(f"(x {rate:g})" for rate in rates), *elsewhere])
+    return " ".join([claim.method, *(f"(lr x {rate:g})" for rate in rates), *elsewhere])
 
 
 def _shown(value: float | None, metric: str) -> str:
@@ -233,7 +266,7 @@ def _shown(value: float | None, metric: str) -> str:
 
 def claims_table(results: Results, claims: Sequence[Claim], synthetic: Synthetic | None = None) -> Table:
     """A row per comparison: outcome, effect in the deciding setting with its interval, MDD, seeds, and settings."""
-    columns = [Column("claim"), Column("comparison"), Column("metric"), Column("outcome")]
+    columns = [Column("comparison"), Column("metric"), Column("outcome")]
     columns += [Column("difference"), Column("MDD"), Column("seeds"), Column("settings"), Column("paper's recipe")]
     rows: list[list[Cell]] = []
     for claim in claims:
@@ -248,8 +281,8 @@ def claims_table(results: Results, claims: Sequence[Claim], synthetic: Synthetic
         pair = claim.method or "all methods"
         if metric:
             pair = f"{_named(results, claim, tested.setting)} against {claim.against}"
-        rows.append([claim.name, pair, title, tested.outcome, *cells, tested.settings, tested.beside])
-    return Table(columns, rows, "claims", note="Numbers of dense latents are compared by their ratio (x).")
+        rows.append([pair, title, tested.outcome, *cells, tested.settings, tested.beside])
+    return Table(columns, rows, note="Positive is better, or more where no end is better; x: a ratio.")
 
 
 def goal_table(
@@ -280,7 +313,8 @@ def _verdict_cell(found: tuple[Difference, Verdict] | None, p: float | None) -> 
     verdict = found[1]
     if p is None or verdict not in ("better", "worse"):
         return verdict
-    return f"{verdict} (p = {form(p, 3)})" if p < 0.05 else f"{verdict}, nominal (p = {form(p, 3)})"
+    shown = "p < 0.001" if p < 0.001 else f"p = {form(p, 3)}"
+    return f"{verdict} ({shown})" if p < 0.05 else f"{verdict}, nominal ({shown})"
 
 
 def reached(results: Results, methods: Sequence[str], baselines: Sequence[str]) -> list[str]:

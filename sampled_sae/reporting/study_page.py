@@ -1,34 +1,28 @@
-"""The page of a study: the answer and the tables.
+"""The pages of a study: one with the answer and the main tables, and one with all tables.
 
-The page is Markdown. Text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the block of that name;
-the rest of the page is left as it is.
+Both are Markdown. On the first one, text between `<!-- begin NAME -->` and `<!-- end NAME -->` is replaced by the
+block of that name; the rest of the page is left as it is.
 """
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from sampled_sae.reporting.claims import (
-    Claim,
-    Outcome,
-    Synthetic,
-    claims_table,
-    goal_table,
-    hypotheses,
-    hypotheses_table,
-    reached,
-)
-from sampled_sae.reporting.study import BASE, GOAL, METRICS, NO_LEADERS, UNEQUAL, Results, by_seed, judged, leading
+from sampled_sae.reporting.claims import Claim, Synthetic, claims_table, goal_table, verdicts_table
+from sampled_sae.reporting.study import BASE, GOAL, METRICS, UNEQUAL, Results, by_seed, judged, leading
+from sampled_sae.reporting.study_answer import NOT_RUN, answer
 from sampled_sae.reporting.study_synthetic import synthetic_table
 from sampled_sae.reporting.tables import markdown
 from sampled_sae.utils.files import read_text, write_text
 from sampled_sae.utils.measures import Cell, Column, Stat, Table, form
-from sampled_sae.utils.paired import Key, Verdict
+from sampled_sae.utils.paired import Key
+
+Block = Table | tuple[str, str]  # a table, or a name and Markdown
 
 FRESH = (3, 4)  # seeds that no choice has seen
 NEUTRAL = {
@@ -37,13 +31,25 @@ NEUTRAL = {
     "not worse": "not less",
     "undecided": "undecided",
 }  # where no end is better
-OPEN = ("undecided", "not measured")  # outcomes whose claims are named without their text
-NOT_RUN = "Not run yet: there are no results."
+EMPTY = """# Results
+
+<!-- begin answer --><!-- end answer -->
+
+## Claims
+
+<!-- begin claims --><!-- end claims -->
+
+## The goal
+
+<!-- begin goal --><!-- end goal -->
+
+## Main metrics
+"""
 MAIN = ("fvu", "fvu_trained", *GOAL[1:], "absorption_f1", "over_10_percent", "alive", "autointerp", "mmcs_seeds")
 """Metrics of the page's own table; all of them are in tables.md."""
 
 
-def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN, name: str = "summary") -> Table:
+def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN) -> Table:
     """A row per method: means over seeds with their range, and the number of seeds."""
     used = [name for name in metrics if any(results.measured(setting, m, name) for m in results.methods(setting))]
     columns = [
@@ -73,7 +79,7 @@ def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN,
             others.setdefault(f"{method} x {factor:g}", []).append(title)
     if others:
         note += " Measured with another rate: " + "; ".join(f"{k}: {', '.join(v)}" for k, v in others.items()) + "."
-    return Table(columns, rows, f"{name}-{setting}", note=note)
+    return Table(columns, rows, f"summary-{setting}", note=note)
 
 
 def difference_table(results: Results, setting: str, metric: str, base: str = BASE, **how: Any) -> Table:
@@ -103,8 +109,7 @@ def difference_table(results: Results, setting: str, metric: str, base: str = BA
         note += f" *: L0 on the report tokens differs by more than {UNEQUAL:.0%}; see FVU with matched L0."
     if any(row[7] != "-" for row in rows):
         note += " Without one source: the smallest and the largest difference when one source or letter is left out."
-    words = [setting, metric, *(f"{value:g}" if isinstance(value, float) else value for value in how.values())]
-    return Table(columns, rows, "-".join(["difference", *words]), note=note)
+    return Table(columns, rows, note=note)
 
 
 def self_table(results: Results, setting: str, method: str = BASE) -> Table:
@@ -127,7 +132,7 @@ def self_table(results: Results, setting: str, method: str = BASE) -> Table:
             counts = [verdicts.count("not worse"), verdicts.count("undecided")]
             rows.append([how.title, len(verdicts), decided, *counts, max(sizes)])
     note = f"{method} against itself: all ways to compare two of its seeds with two others. There is no difference."
-    return Table(columns, rows, f"self-{setting}", note=note)
+    return Table(columns, rows, note=note)
 
 
 def _renumbered(values: Mapping[Key, float], seeds: Sequence[int]) -> dict[Key, float]:
@@ -135,7 +140,7 @@ def _renumbered(values: Mapping[Key, float], seeds: Sequence[int]) -> dict[Key, 
     return {(seeds.index(key[0]), *key[1:]): value for key, value in values.items() if key[0] in seeds}
 
 
-def datasets_table(results: Results, setting: str, methods: Iterable[str], metric: str = "probing_5") -> Table:
+def units_table(results: Results, setting: str, methods: Iterable[str], metric: str = "probing_5") -> Table:
     """A row per dataset or letter: means over seeds of each method."""
     units: dict[str, dict[str, list[float]]] = {}
     for method in methods:
@@ -148,187 +153,97 @@ def datasets_table(results: Results, setting: str, methods: Iterable[str], metri
     rows: list[list[Cell]] = [[unit, *(own.get(m) for m in shown)] for unit, own in means.items()]
     if rows:
         rows.append(["**median**", *(statistics.median(own[m] for own in means.values() if m in own) for m in shown)])
-    return Table(columns, rows, f"datasets-{setting}-{metric}", note=f"{METRICS[metric].title}: mean over seeds.")
-
-
-# ---- the answer ----------------------------------------------------------------------------------------
-
-
-def answer(
-    results: Results,
-    claims: Sequence[Claim],
-    needed: Mapping[str, str],
-    roles: Mapping[str, str],
-    synthetic: Synthetic | None = None,
-) -> str:
-    """Five lines: whether to use the family, what instead, what it costs, what is unproven, what was measured."""
-    if not results.settings:
-        tried = len(results.rows)
-        return NOT_RUN if not tried else f"Not run yet: only learning rates were chosen, with {tried} short trainings."
-    first = results.settings[0]
-    baselines = [name for name, role in roles.items() if role == "baseline"]
-    use = _verdict_on_the_family(results, first, roles, baselines)
-    outcomes = hypotheses(results, claims, needed, synthetic)
-    texts = {claim.name: claim.text for claim in reversed(claims)}
-    decided = {kind: [n for n, it in outcomes.items() if it == kind] for kind in get_args(Outcome)}
-    counted = ". ".join(
-        f"{kind.capitalize()}: "
-        + (", ".join(names) if kind in OPEN else "; ".join(f"{texts[name]} ({name})" for name in names))
-        for kind, names in decided.items()
-        if names
-    )
-    seeds = sorted({row.run.seed for row in results.rows if row.measure == "core" and row.run.setting == first})
-    saes = len({row.run for row in results.rows if row.measure != "rate"})
-    where = ", ".join(_place(results, setting) for setting in results.settings)
-    return "\n".join(
-        [
-            f"1. **Should I use Sampled-SAE?** {use}",
-            f"2. **Which method instead?** {' '.join(_best_method(results, setting) for setting in results.goals)}",
-            f"3. **What does it cost?** {_cost(results, first)}",
-            f"4. **Which claims of the paper hold?** {counted}.",
-            f"5. **What is this based on?** {saes} SAEs: {where}; seeds in `{first}`: "
-            f"{', '.join(map(str, seeds)) or 'none'}. {_undecided(results)} are undecided: the difference is below "
-            "what can be detected. Verdicts are those of single comparisons; only the table of the goal adjusts "
-            "p-values for their number. What was not run is listed under Deviations in the protocol.",
-        ]
-    )
-
-
-def _verdict_on_the_family(results: Results, setting: str, roles: Mapping[str, str], baselines: Sequence[str]) -> str:
-    """Whether a variant reaches the goal; if not, what variants lose and win against the base."""
-    variants = [name for name in results.methods(setting) if roles.get(name) not in NO_LEADERS]
-    goal = f"not worse than {', '.join(baselines)} in any of FVU, CE loss recovered, probing and absorption, and "
-    goal += f"better in at least two of them, on {' and '.join(_place(results, setting) for setting in results.goals)}"
-    if winners := reached(results, variants, baselines):
-        return f"Yes: {', '.join(winners)} reach the goal: {goal}."
-    parts = [_lost_and_won(results, setting, variants) for setting in results.goals]
-    return f"No reason so far. No variant reaches the goal: {goal}. {' '.join(parts)}"
-
-
-def _place(results: Results, setting: str) -> str:
-    """A setting with its model."""
-    return f"{results.models[setting].rpartition('/')[2]} (`{setting}`)"
-
-
-def _lost_and_won(results: Results, setting: str, variants: Sequence[str]) -> str:
-    """What variants with several seeds lose and win against the base in the goal's metrics."""
-    found = {name: _against_base(results, setting, name) for name in results.repeated(setting) if name in variants}
-    lost = sum(verdicts.get("fvu") == "worse" for verdicts in found.values())
-    won = {n: [METRICS[m].title for m, it in own.items() if it == "better"] for n, own in found.items()}
-    better = [f"{name} is better in {' and '.join(titles)}" for name, titles in won.items() if titles]
-    several = f"{lost} of {len(found)} variants with several seeds have a higher FVU than {BASE}"
-    there = set(variants) & set(results.methods(setting))
-    counts = {"have one seed there, which decides nothing": len(there) - len(found)}
-    counts["were not run there"] = len(variants) - len(there)
-    missing = "".join(f" {count} {what}." for what, count in counts.items() if count)
-    return f"In `{setting}`, {several}; {'; '.join(better) or 'none is better in any metric'}.{missing}"
-
-
-def _against_base(results: Results, setting: str, method: str) -> dict[str, Verdict]:
-    """Verdicts of a method against the base, by metric of the goal."""
-    return {m: it[1] for m in GOAL if (it := results.difference(setting, method, BASE, m))}
-
-
-def _undecided(results: Results) -> str:
-    """How many comparisons with the base are undecided, in the settings that the goal is decided on."""
-    every = [
-        verdict
-        for setting in results.goals
-        for method in results.repeated(setting)
-        if method != BASE
-        for verdict in _against_base(results, setting, method).values()
-    ]
-    return f"{every.count('undecided')} of {len(every)} comparisons with {BASE} in the goal's metrics"
-
-
-def _best_method(results: Results, setting: str) -> str:
-    """The methods that are worse than no other in any of the goal's metrics, among those with several seeds.
-
-    Metrics that were not measured for the base do not count.
-    """
-    methods = results.repeated(setting)
-    metrics = [metric for metric in GOAL if results.measured(setting, BASE, metric)]
-    counts: dict[str, dict[str, list[str]]] = {}
-    for method in methods:
-        others = {m: [results.difference(setting, method, o, m) for o in methods if o != method] for m in metrics}
-        if any(results.measured(setting, method, metric) == {} for metric in metrics):
-            continue
-        counts[method] = {metric: [it[1] for it in found if it is not None] for metric, found in others.items()}
-    best = [method for method, own in counts.items() if not any("worse" in found for found in own.values())]
-    if not best:
-        return f"In `{setting}` undecided: each method with several seeds is worse than some other, or lacks a metric."
-    absent = [METRICS[metric].title for metric in GOAL if metric not in metrics]
-    unknown = f" ({', '.join(absent)} not measured)" if absent else ""
-    lines = []
-    for method in best:
-        fvu = statistics.fmean(results.measured(setting, method, "fvu").values())
-        won = {METRICS[m].title: found.count("better") for m, found in counts[method].items()}
-        wins = ", ".join(f"{count} in {title}" for title, count in won.items() if count)
-        beats = f" Of {len(methods) - 1} others, it is better than {wins}." if wins else ""
-        whole = (
-            f"In `{setting}`, {method} (FVU {fvu:.4f}): no other is better in any metric of the goal{unknown}.{beats}"
-        )
-        lines.append(whole)
-    return " ".join(lines)
-
-
-def _cost(results: Results, setting: str) -> str:
-    """Training time beside the base's."""
-    seconds: dict[str, list[float]] = {}
-    for row in (row for row in results.rows if row.measure == "core" and row.run.setting == setting):
-        if "seconds" in row.values and row.run.factor == results.best(setting, row.run.method):
-            seconds.setdefault(row.run.method, []).append(row.values["seconds"])
-    base = statistics.median(seconds.get(BASE, [0.0]))
-    if base <= 0:
-        return "Not measured yet."
-    ratios = {method: statistics.median(own) / base for method, own in seconds.items() if method != BASE}
-    if not ratios:
-        return f"{BASE} trains in {base:.1f} s."
-    least, most = (f"{end(ratios.values()):.2f} times ({end(ratios, key=ratios.__getitem__)})" for end in (min, max))
-    return f"{BASE} trains in {base:.1f} s (`{setting}`); others take {least} to {most} as long."
+    return Table(columns, rows, note=f"{METRICS[metric].title}: mean over seeds.")
 
 
 # ---- the page ------------------------------------------------------------------------------------------
 
 
-def tables(
+def page_blocks(
     results: Results,
     claims: Sequence[Claim],
     roles: Mapping[str, str],
     needed: Mapping[str, str] | None = None,
     synthetic: Synthetic | None = None,
+    details: str = "",
+) -> list[Block]:
+    """The blocks of the page: the answer, the claims, the goal and the main metrics where it is decided."""
+    baselines = [name for name, role in roles.items() if role == "baseline"]
+    return [
+        ("answer", answer(results, claims, needed or {}, roles, synthetic)),
+        ("claims", verdicts_table(results, claims, needed or {}, synthetic, details)),
+        goal_table(results, leading(results.rows, roles), baselines),
+        *(summary_table(results, setting) for setting in results.goals),
+    ]
+
+
+Sections = list[tuple[str, list[tuple[str, Table]]]]
+"""Titles of sections, each with its tables by title."""
+
+
+def detailed_sections(
+    results: Results,
+    claims: Sequence[Claim],
+    roles: Mapping[str, str],
+    synthetic: Synthetic | None = None,
     not_run: Mapping[str, Sequence[str]] | None = None,
-) -> Iterator[Table]:
-    """All tables of the page. `not_run`: configurations of a synthetic preset that have no results."""
-    yield hypotheses_table(results, claims, needed or {}, synthetic)
-    yield claims_table(results, claims, synthetic)
+) -> Sections:
+    """All tables: of each claim, setting and synthetic preset. `not_run`: configurations without results."""
+    by_claim: dict[str, list[Claim]] = {}
+    for claim in claims:
+        by_claim.setdefault(claim.name, []).append(claim)
     baselines = [name for name, role in roles.items() if role == "baseline"]
     leaders = leading(results.rows, roles)
     tested = [claim.method for claim in claims if claim.metric and METRICS[claim.metric].units]
     shown = list(dict.fromkeys([*baselines, *leaders, *tested]))
-    yield goal_table(results, leaders, baselines)
-    yield goal_table(results, leaders, baselines, seeds=FRESH)
+    fresh = goal_table(results, leaders, baselines, seeds=FRESH)
+    found: Sections = [
+        ("Claims", [(name, claims_table(results, own, synthetic)) for name, own in by_claim.items()]),
+        ("Goal", [(f"With seeds {' and '.join(map(str, FRESH))} alone, which no choice has seen", fresh)]),
+    ]
     for setting in results.settings:
-        yield summary_table(results, setting)
-        yield summary_table(results, setting, tuple(METRICS), "every")
+        made = [("All metrics", summary_table(results, setting, tuple(METRICS)))]
         for metric in ("probing_1", "probing_5", "absorption", "absorption_f1"):
-            yield datasets_table(results, setting, shown, metric)
-        asked: list[tuple[str, dict[str, Any]]] = [(metric, {}) for metric in METRICS]
-        asked += [(metric, {"measure": "finalists"}) for metric in ("probing_1", "probing_5")]
-        asked += [(metric, {"factor": 1.0}) for metric in MAIN]  # at the common learning rate
-        for metric, how in asked:
-            yield difference_table(results, setting, metric, **how)
-        yield self_table(results, setting)
-    for preset, found in (synthetic or {}).items():
-        yield synthetic_table(preset, found, (not_run or {}).get(preset, ()))
+            made.append((f"{_titled(metric)} by unit", units_table(results, setting, shown, metric)))
+        made += [(_titled(metric), difference_table(results, setting, metric)) for metric in METRICS]
+        for metric in ("probing_1", "probing_5"):
+            table = difference_table(results, setting, metric, measure="finalists")
+            made.append((f"{_titled(metric)}, further datasets", table))
+        for metric in MAIN:
+            table = difference_table(results, setting, metric, factor=1.0)
+            made.append((f"{_titled(metric)}, all with the default learning rate", table))
+        made.append((f"{BASE} against itself", self_table(results, setting)))
+        found.append((setting, made))
+    presets = {preset: synthetic_table(it, (not_run or {}).get(preset, ())) for preset, it in (synthetic or {}).items()}
+    return [*found, ("Synthetic data", [*presets.items()])]
 
 
-def fill_page(path: Path, made: Sequence[Table | tuple[str, str]]) -> list[str]:
+def _titled(metric: str) -> str:
+    title = METRICS[metric].title
+    return title[0].upper() + title[1:]
+
+
+def detailed_page(sections: Sections) -> str:
+    """Markdown: every table that is not empty under a heading, after a list of the sections."""
+    parts = ["# All tables of the study"]
+    kept = [(title, [it for it in made if it[1].rows]) for title, made in sections]
+    kept = [(title, made) for title, made in kept if made]
+    parts.append("\n".join(f"- [{title}](#{title.lower().replace(' ', '-')})" for title, _ in kept))
+    for title, made in kept:
+        parts.append(f"## {title}")
+        # Names of claims are what links lead to; other headings would otherwise stand once per setting.
+        parts += [
+            f"### {name if title == 'Claims' else f'{title}: {name}'}\n\n{markdown(it).rstrip()}" for name, it in made
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def fill_page(path: Path, made: Sequence[Block]) -> list[str]:
     """Replace the blocks of a page, and add those that it lacks; returns the names that were added.
 
     A block is a table, or a name and Markdown. Empty tables are left out, or emptied where the page has a block.
     """
-    text = read_text(path) if path.exists() else "# Results\n"
+    text = read_text(path) if path.exists() else EMPTY
     added: list[str] = []
     for one in made:
         name, content = (one.name, markdown(one) if one.rows else NOT_RUN + "\n") if isinstance(one, Table) else one

@@ -17,7 +17,7 @@ MEANS = {
 }
 
 
-def synthetic_table(preset: str, found: dict[str, Any], not_run: Sequence[str] = ()) -> Table:
+def synthetic_table(found: dict[str, Any], not_run: Sequence[str] = ()) -> Table:
     """A row per configuration of a synthetic experiment, mean over seeds; `not_run`: labels without results."""
     names = [str(part["name"]) for part in buckets(found)]
     columns = [Column("SAE"), Column("seeds"), *MEANS.values()]
@@ -37,7 +37,7 @@ def synthetic_table(preset: str, found: dict[str, Any], not_run: Sequence[str] =
     )
     if not_run:
         note += f" Unfinished: not run of this preset are {', '.join(not_run)}."
-    return Table(columns, rows, f"synthetic-{preset}", note=note)
+    return Table(columns, rows, note=note)
 
 
 def _against(one: Configuration, base: Configuration | None) -> list[Cell]:

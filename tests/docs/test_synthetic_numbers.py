@@ -69,7 +69,7 @@ def strong(name: str, label: str) -> str:
 def row(name: str, label: str) -> str:
     """A method in the table of results: p = 0.107, and p = 0.20 where it has that."""
     cells = [named(label) + "*" * (name == OLD), f"{mean(name, label, 'fve_heldout'):.3f}", ranged(name, label, 4)]
-    verdict = next(one for one in synthetic_table(name, results(name)).rows if one[0] == label)
+    verdict = next(one for one in synthetic_table(results(name)).rows if one[0] == label)
     cells.append(f"{verdict[5]:+.4f}, {verdict[7]}" if name != OLD and verdict[5] is not None else "")
     cells += [strong(name, label), f"{mean(name, label, 'dead'):.2f}"]
     other = "paper-table-p20"
@@ -221,7 +221,7 @@ def test_claims_in_words():
         mean("paper-table-p20", n, "fve_heldout_threshold")
         for n in ("topk", "topk_then_batchtopk:until=0.7", "released")
     ]
-    verdicts = {one[0]: one[7] for one in synthetic_table("p20", results("paper-table-p20")).rows}
+    verdicts = {one[0]: one[7] for one in synthetic_table(results("paper-table-p20")).rows}
     assert verdicts["released:score=l2"] == "better" and "only l2 with half of the latents, released, is better" in TEXT
     assert {verdicts[f"sampled:score={score},l=20"] for score in ("l2", "entropy")} == {"undecided"}
     keys = ("fve_heldout", "fve_heldout_threshold")

@@ -19,7 +19,7 @@ from sampled_sae.experiments import study
 from sampled_sae.experiments.design import load_study, plan, runs_of
 from sampled_sae.experiments.layer import Layer, Material
 from sampled_sae.experiments.results import read_slice, write_results, write_slice
-from sampled_sae.experiments.study import run_study
+from sampled_sae.experiments.study import Work, run_study
 from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.load import load_model
 from sampled_sae.reporting.study import Run, read_rows
@@ -118,8 +118,8 @@ def test_the_whole_study_continues_where_it_stopped(design, tmp_path, capsys):
     page.write_text("# Answer\n\nText.\n")
     write_results(declared, out, page)
     text = page.read_text()
-    assert text.startswith("# Answer\n\nText.\n") and "| H1 |" in text and "<!-- begin summary-tiny -->" in text
-    assert "<!-- begin difference-tiny-fvu -->" in (out / "tables.md").read_text() and "difference-tiny" not in text
+    assert text.startswith("# Answer\n\nText.\n") and "| [H1](" in text and "<!-- begin summary-tiny -->" in text
+    assert "### tiny: FVU\n" in (out / "tables.md").read_text() and "### tiny" not in text
     write_results(declared, out, page)
     assert page.read_text() == text
 
@@ -242,6 +242,14 @@ def test_token_ids_instead_of_text(design, tmp_path):
         run_study(declared, replace(given, train={"other": ids["a"]}), tmp_path / "x", device="cpu")
 
 
+def test_stages_are_run_in_the_order_that_is_asked_for(design, tmp_path, monkeypatch):
+    run = []
+    monkeypatch.setattr(Work, "stage", lambda self, stage: run.append(stage.name))
+    declared = load_study(design)
+    assert run_study(declared, material(), tmp_path, only=["seeds", "rates"], device="cpu")
+    assert run_study(declared, material(), tmp_path, device="cpu") and run == ["seeds", "rates", "rates", "seeds"]
+
+
 def test_the_projects_design_is_that_of_the_protocol(capsys):
     declared = load_study(DESIGN)
     stages = {planned.stage: planned.saes for planned in plan(declared)}
@@ -311,7 +319,7 @@ def test_texts_and_results_are_needed(design, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
     page = tmp_path / "results.md"
     cli.main(["study", str(design), "--do", "tables", "--out", str(tmp_path)])
-    assert "Not run yet: there are no results." in page.read_text() and "| H1 |" in page.read_text()
+    assert "Not run yet: there are no results." in page.read_text() and "| [H1](" in page.read_text()
 
 
 def test_values_that_are_not_finite_are_left_out(tmp_path):

@@ -11,19 +11,21 @@ from sampled_sae.reporting.claims import (
     combined,
     goal_table,
     hypotheses,
-    hypotheses_table,
     outcome,
     reached,
+    verdicts_table,
 )
 from sampled_sae.reporting.study import Results, Row, Run, best_factor, leading, read_rows
+from sampled_sae.reporting.study_answer import answer
 from sampled_sae.reporting.study_figures import across, against, forest
 from sampled_sae.reporting.study_page import (
-    answer,
+    detailed_page,
+    detailed_sections,
     difference_table,
     fill_page,
+    page_blocks,
     self_table,
     summary_table,
-    tables,
 )
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import Column, Table
@@ -97,7 +99,7 @@ def test_claims(results):
     turned = Results([*rows(), *rows("second", -1)], {"first": "m", "second": "m"})
     assert decided(turned, claim("good", "better")) == decided(turned, claim("bad", "better")) == "mixed"
     table = claims_table(results, [claim("good", "better"), claim("absent", "worse")])
-    assert table.rows[0][3] == "supported" and table.rows[0][-2] == 2 and table.rows[1][3] == "not measured"
+    assert table.rows[0][2] == "supported" and table.rows[0][-2] == 2 and table.rows[1][2] == "not measured"
 
 
 def test_what_is_claimed_of_one_method_holds_jointly():
@@ -117,7 +119,7 @@ def test_a_single_seed_decides_no_claim():
     tested = outcome(there, claim("good", "better"))
     assert (tested.outcome, tested.setting, tested.settings) == ("supported", "second", 1)
     table = claims_table(there, [claim("good", "better"), claim("bad", "worse")])
-    assert [row[1] for row in table.rows] == ["good in second against batchtopk", "bad against batchtopk"]
+    assert [row[0] for row in table.rows] == ["good in second against batchtopk", "bad against batchtopk"]
 
 
 def test_claims_about_several_methods(results):
@@ -147,7 +149,7 @@ def test_dense_latents_are_compared_by_their_ratio():
     assert decided(there, Claim("H1", "", "over_10_percent", "l2", ratio=3.2)) == "undecided"
     assert decided(there, Claim("H1", "", "over_10_percent", "l2", ratio=4)) == "refuted", "its interval ends below 4"
     table = claims_table(there, [Claim("H1", "", "over_10_percent", "l2", ratio=2)])
-    assert str(table.rows[0][4]).startswith("x 3.00 (x ")
+    assert str(table.rows[0][3]).startswith("x 3.00 (x ")
     assert there.unequal_l0("first", "l2", "batchtopk") == pytest.approx(1 / 30)
 
 
@@ -167,22 +169,38 @@ def test_hypotheses_combine_their_claims(results):
     assert combined(["refuted", "not measured"]) == "refuted"
     claims = [claim("good", "better"), claim("bad", "better"), replace(claim("same", "not worse"), name="H2")]
     assert hypotheses(results, claims, {}) == {"H1": "mixed", "H2": "supported"}
-    table = hypotheses_table(results, claims, {})
-    assert table.rows[0][2:] == ["mixed", "FVU: good 0.00600, bad -0.01400", "3"]
+    rows = verdicts_table(results, claims, {}, details="all.md").splitlines()[2:4]
+    assert [row.split(" | ")[2] for row in rows] == ["mixed", "supported"]
+    assert "*FVU*<br>good: x 0.91 (0.9" in rows[0] and "<br>bad: x 1.21 (1.2" in rows[0], "FVU is shown as a ratio"
+    assert rows[0].startswith("| [H1](all.md#h1) | a claim |") and rows[0].endswith("| 3 | 2 |")
+    rows = verdicts_table(results, [claim("good", "better", "probing_1")], {}).splitlines()
+    assert "*probing, k = 1*<br>good: 0.060 (0.0" in rows[2]
 
 
 def test_the_answer(results):
-    text = answer(results, [claim("good", "better")], {}, ROLES)
-    assert len(text.splitlines()) == 5 and "Yes: good reach the goal: not worse than batchtopk in any of" in text
-    assert "In `first`, good (FVU 0.0600): no other is better in any metric of the goal. Of 3 others, " in text
-    assert "Supported: a claim (H1)." in text and "24 SAEs: m (`first`)" in text
+    claims = [claim("good", "better"), replace(claim("good", "worse"), name="H2")]
+    first, instead, _, third, unproven = answer(results, claims, {}, ROLES).splitlines()
+    assert first == "1. **Should I use Sampled-SAE?** Yes: good reached the [goal](#the-goal)."
+    assert "m (`first`): good (FVU 0.0600). Of the methods" in instead
+    assert "Of 2: 1 supported (H1), 1 refuted (H2)." in third
+    assert "24 SAEs in 2 settings, with 3 seeds" in unproven
     worse = Results([row for row in rows() if row.run.method != "good"], {"first": "m"})
     text = answer(worse, [], {}, ROLES)
-    assert "No variant reaches the goal: not worse than batchtopk in any of" in text
-    assert "none is better in any metric." in text
-    assert "In `first`, 1 of 2 variants with several seeds have a higher FVU" in text
-    assert "batchtopk (FVU 0.0660):" in text and "same (FVU 0.0660):" in text
+    assert "No variant reached the [goal](#the-goal). In `first`, 1 of 2 variants with several seeds have a " in text
+    assert "better in some metric: none." in text
+    assert "m (`first`): batchtopk (FVU 0.0660) and same (FVU 0.0660)." in text
+    better = Results([row for row in rows() if row.run.method != "good" or row.measure == "core"], {"first": "m"})
+    assert "better in some metric: good (FVU, CE loss recovered)." in answer(better, [], {}, ROLES)
     assert answer(Results([], {}), [], {}, ROLES) == "Not run yet: there are no results."
+
+
+def test_the_cost_is_that_of_the_papers_pools():
+    timed = [row._replace(values=row.values | {"seconds": 20.0 if row.run.method == "bad" else 10.0}) for row in rows()]
+    line = answer(Results(timed, {"first": "m"}), [], {}, ROLES).splitlines()[2]
+    assert line.endswith(
+        "batchtopk trains in 10.0 s, and the paper's pools take 2.00 to 2.00 times as long. "
+        "The best of them, bad, has 1.21 times its FVU."
+    )
 
 
 def test_the_goal_is_decided_in_one_setting_per_model(results):
@@ -215,7 +233,7 @@ def test_leaders_and_goal(results):
     assert leading([], ROLES) == []
     table = goal_table(results, ["good"], ["batchtopk"])
     assert [row[:3] for row in table.rows] == [["first", "good", "batchtopk"], ["second", "good", "batchtopk"]]
-    assert table.rows[0][3].startswith("better (p = 0.0")
+    assert table.rows[0][3] == "better (p < 0.001)"
     assert summary_table(results, "first").rows[0][:3] == ["batchtopk", "x 1", 3]
 
 
@@ -313,7 +331,7 @@ def test_a_metric_without_the_best_rate_is_taken_from_another_and_marked():
     table = summary_table(results, "first")
     assert table.rows[0][1] == "x 2" and "another rate: l100 x 4: MMCS across seeds." in table.note
     claim = Claim("H", "agrees", "mmcs_seeds", "l100", "worse")
-    assert claims_table(results, [claim]).rows[0][1] == "l100 (x 4) against batchtopk"
+    assert claims_table(results, [claim]).rows[0][0] == "l100 (lr x 4) against batchtopk"
 
 
 def test_lines_are_read_back(tmp_path):
@@ -331,16 +349,25 @@ def test_lines_are_read_back(tmp_path):
 
 def test_the_page_keeps_its_text(tmp_path, results):
     page = tmp_path / "results.md"
-    page.write_text("# Answer\n\n<!-- begin claims -->\nold\n<!-- end claims -->\n\nMore text.\n")
-    made = list(tables(results, [claim("good", "better")], ROLES))
+    page.write_text("# Answer\n\n<!-- begin claims -->\nstale\n<!-- end claims -->\n\nMore text.\n")
+    made = page_blocks(results, [claim("good", "better")], ROLES)
     added = fill_page(page, made)
     text = page.read_text()
-    assert "claims" not in added and "summary-first" in added and "old" not in text
-    assert "difference-first-absorption" in added and "difference-first-absorption-1" in added
-    assert text.index("# Answer") < text.index("| H1 |") < text.index("More text.") < text.index("summary-first")
+    assert added == ["answer", "goal", "summary-first"] and "stale" not in text
+    assert text.index("# Answer") < text.index("| [H1](") < text.index("More text.") < text.index("summary-first")
     assert fill_page(page, made) == [] and page.read_text() == text
     fill_page(page, [Table([Column("a")], [["\\1 new"]], "claims")])
-    assert "1 new" in page.read_text() and "good against batchtopk" not in page.read_text()
+    assert "1 new" in page.read_text() and "| [H1](" not in page.read_text()
+    fill_page(tmp_path / "new.md", made)
+    text = (tmp_path / "new.md").read_text()
+    assert text.index("1. **Should I") < text.index("## Claims") < text.index("| [H1](") < text.index("summary-first")
+
+
+def test_the_page_of_all_tables(results):
+    text = detailed_page(detailed_sections(results, [claim("good", "better")], ROLES))
+    assert "- [first](#first)" in text and "\n## first\n" in text and "### H1\n\n| comparison |" in text
+    assert "### first: FVU\n\n| method |" in text and "### second: Absorption by unit\n\n| letter |" in text
+    assert "### first: FVU, all with the default learning rate" in text and "Autointerp" not in text, "not measured"
 
 
 def test_the_figure_has_a_point_per_method(results):

@@ -17,7 +17,7 @@ def made(label: str, *fves: float) -> list[dict[str, Any]]:
 
 
 def row(label: str, *fves: float) -> dict[str, Any]:
-    table = synthetic_table("made", results(*made("batchtopk", 0.80, 0.81, 0.82), *made(label, *fves)))
+    table = synthetic_table(results(*made("batchtopk", 0.80, 0.81, 0.82), *made(label, *fves)))
     found = next(row for row in table.rows if row[0] == label)
     return dict(zip([column.title for column in table.columns], found, strict=True))
 
@@ -45,5 +45,5 @@ def test_what_was_not_run_is_named():
     missing = not_run_of("synthsaebench", found)
     assert "topk" in missing and "batchtopk" not in missing
     assert not_run_of("a preset of one's own", found) == []
-    assert "Unfinished: not run of this preset are a, b." in (synthetic_table("p", found, ["a", "b"]).note or "")
-    assert "Unfinished" not in (synthetic_table("p", found).note or "")
+    assert "Unfinished: not run of this preset are a, b." in (synthetic_table(found, ["a", "b"]).note or "")
+    assert "Unfinished" not in (synthetic_table(found).note or "")
