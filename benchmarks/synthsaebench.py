@@ -33,7 +33,7 @@ from sampled_sae.data.synth_sae_bench import SynthSAEBench, SynthSAEBenchConfig
 from sampled_sae.evals.similarity.matching import match
 from sampled_sae.method.config import AuxKConfig, OptimizerConfig, Rates, SAEConfig
 from sampled_sae.method.parameters import Weights
-from sampled_sae.method.presets import paper_recipe
+from sampled_sae.method.presets import paper_recipe, parse_methods
 from sampled_sae.method.rate import default_lr
 from sampled_sae.training.run import Run
 from sampled_sae.utils.files import write_json
@@ -216,6 +216,18 @@ def adam(**settings: Any) -> dict[str, Any]:
     return {"optimizer": OptimizerConfig(**settings)}
 
 
+METHODS = (
+    *("topk_then_batchtopk", "topk_then_batchtopk:until=0.7", "sampled:score=l2,l=5", "sampled:score=l2,l=20"),
+    *("sampled:score=entropy,l=20", "sampled:score=prefix,l=20", "sampled:score=uniform,l=20"),
+    *("released", "released:score=l2"),
+)
+"""Methods with the package's defaults, as on the command line. The first is the default method."""
+
+
+def method(spec: str, d_sae: int, k: int, **settings: Any) -> SAEConfig:
+    return parse_methods([spec], d_sae=d_sae, k=k, **settings)[0]
+
+
 OURS = {
     "preset": Recipe(late=True, **PAPER),
     "preset-early": Recipe(**PAPER),
@@ -236,6 +248,7 @@ OURS = {
     "matryoshka": Recipe(matryoshka),
     "true features": Recipe(start=true_features),
     "true decoder": Recipe(settings=adam(rates=Rates(W_dec=1e-9)), start=true_features),
+    **{spec: Recipe(partial(method, spec)) for spec in METHODS},
 }
 THEIRS = ("saelens", "saelens-own", "saelens, b_dec mean", "saelens, b_dec mean, unit rows")
 
