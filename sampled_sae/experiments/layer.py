@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,9 +37,14 @@ from sampled_sae.utils.errors import UserError
 
 SEVERAL: dict[str, Any] = {"seeds": (0, 1), "train_texts": 500, "test_texts": 200}  # splits of many small datasets
 MORE = 1.03  # tokens that are read for one that is trained on: some are left out for their norm
+SPREAD = 128  # contexts that are read for each one that is taken
 SAME = 0.7  # cosine from which on a latent counts as found in another SAE
 AT_ONCE = 2**28  # cosines in memory at one time
 EDGES = (0.001, 0.1)  # densities between the bins of latents
+
+
+Take = Literal["first", "spread", "beginnings"]
+"""Contexts of a text: the first ones, evenly spaced ones, or beginnings of documents from all over it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,8 @@ class Material(Config):
     models: Mapping[str, Any] = field(default_factory=dict)  # folders, or models, of names in the design
 
 
-def read_tokens(text: Any, model: LanguageModel, named: str, context: int, count: int, spread: bool) -> Tensor:
-    """[n, context] token ids of a text, at most `count` contexts: the first ones, or evenly spread over the text."""
+def read_tokens(text: Any, model: LanguageModel, named: str, context: int, count: int, take: Take = "first") -> Tensor:
+    """[n, context] token ids of a text, at most `count` contexts."""
     if isinstance(text, Mapping):
         if named not in text:
             raise UserError(f"texts: none is for {named}; there are {', '.join(text)}")
@@ -72,15 +77,21 @@ def read_tokens(text: Any, model: LanguageModel, named: str, context: int, count
             if (context % ids.shape[1] and ids.shape[1] % context) or model.bos:
                 raise UserError(f"context = {context}: the token ids of {named} are in contexts of {ids.shape[1]}")
             ids = ids.flatten()[: ids.numel() // context * context].view(-1, context)
-        return ids[torch.linspace(0, len(ids) - 1, min(count, len(ids))).long()] if spread else ids[:count]
-    documents = _spread(text, count * context) if spread else as_text(text).documents()
-    found = list(islice(contexts(iter(documents), model.tokenizer, TextConfig(context, model.bos)), count))
+        return ids[:count] if take == "first" else _evenly(ids, count)
+    documents = _beginnings(text, count * context) if take == "beginnings" else as_text(text).documents()
+    most = SPREAD * count if take == "spread" else count
+    found = list(islice(contexts(iter(documents), model.tokenizer, TextConfig(context, model.bos)), most))
     if not found:
         raise UserError(f"text = {text!r}: holds not one context of {context} tokens")
-    return torch.stack(found)
+    return _evenly(torch.stack(found), count)
 
 
-def _spread(text: Any, tokens: int, characters: int = 8_000) -> list[str]:
+def _evenly(ids: Tensor, count: int) -> Tensor:
+    """At most `count` of the rows, from the first to the last."""
+    return ids[torch.linspace(0, len(ids) - 1, min(count, len(ids))).long()]
+
+
+def _beginnings(text: Any, tokens: int, characters: int = 8_000) -> list[str]:
     """Beginnings of documents, taken evenly from the whole text; enough for so many tokens."""
     documents = [document[:characters] for document in as_text(text).documents()]
     # Six characters per token are more than any text has.
@@ -113,7 +124,7 @@ class Layer:
         """[n, context] token ids of the selection and of the report text."""
         count = max(1, self.material.tokens // self.context)
         return {
-            name: read_tokens(getattr(self.material, name), self.model, self.named, self.context, count, spread=True)
+            name: read_tokens(getattr(self.material, name), self.model, self.named, self.context, count, "spread")
             for name in ("select", "report")
         }
 
@@ -141,7 +152,7 @@ class Layer:
     def harvest(self, tokens: int) -> None:
         """Read the text of training, so many tokens."""
         count = math.ceil(MORE * tokens / self.context)
-        ids = read_tokens(self.material.train, self.model, self.named, self.context, count, spread=False)
+        ids = read_tokens(self.material.train, self.model, self.named, self.context, count)
         kept, done = torch.empty(ids.numel(), self.model.width, dtype=self.model.dtype, device=self.model.device), 0
         for some in ids.split(4096):
             x = self._read(some)

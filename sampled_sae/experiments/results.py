@@ -146,7 +146,7 @@ def judged(
     """
     config = AutointerpConfig(embedder=embedder, tokens=tokens, max_latents=len(DENSITIES) * EACH, fuzzing_each=0)
     size = min(CONTEXT, layer.model.context or CONTEXT)
-    text = read_tokens(layer.material.report, layer.model, layer.named, size, tokens // size, spread=True)
+    text = read_tokens(layer.material.report, layer.model, layer.named, size, tokens // size, "beginnings")
     results = evaluate_autointerp_many(list(saes.values()), layer.model, layer.layer, text, config)
     for run, result in zip(saes, results, strict=True):
         bins = [(result.by_density or {}).get(name) for name in DENSITIES]

@@ -17,7 +17,7 @@ from sampled_sae.evals.absorption.schema import LetterResult
 from sampled_sae.experiments import results as lines
 from sampled_sae.experiments import study
 from sampled_sae.experiments.design import load_study, plan, runs_of
-from sampled_sae.experiments.layer import Layer, Material
+from sampled_sae.experiments.layer import Layer, Material, read_tokens
 from sampled_sae.experiments.results import read_slice, write_results, write_slice
 from sampled_sae.experiments.study import Work, run_study
 from sampled_sae.method.architectures import InferenceConfig
@@ -240,6 +240,21 @@ def test_token_ids_instead_of_text(design, tmp_path):
     assert len(read_rows(tmp_path / "results.jsonl")) == 4
     with pytest.raises(UserError, match="none is for"):
         run_study(declared, replace(given, train={"other": ids["a"]}), tmp_path / "x", device="cpu")
+
+
+def test_contexts_of_a_text_are_the_first_evenly_spaced_or_beginnings(design):
+    model = load_model(load_study(design).settings["tiny"].model, "cpu")
+
+    def read(count, take):
+        return read_tokens(documents(0), model, "tiny", 32, count, take)
+
+    every = read(10**6, "first")
+    assert len(every) > 20 and torch.equal(read(5, "first"), every[:5])
+    assert torch.equal(read(3, "spread"), every[[0, (len(every) - 1) // 2, len(every) - 1]])
+    assert torch.equal(read(10**6, "spread"), every), "all, if there are not more"
+    assert torch.equal(read_tokens(every.numpy(), model, "tiny", 32, 3, "spread"), read(3, "spread"))
+    start = read(2, "beginnings")
+    assert torch.equal(start[0], every[0]) and not torch.equal(start[1], every[-1])
 
 
 def test_stages_are_run_in_the_order_that_is_asked_for(design, tmp_path, monkeypatch):
