@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import tyro
 
+from sampled_sae.config import require
 from sampled_sae.evals.autointerp.chat import ChatConfig
 from sampled_sae.experiments.scales import SCALES, Scale
 from sampled_sae.utils.errors import UserError
@@ -169,6 +170,15 @@ class Merge:
 TEXTS = ("train_text", "select_text", "report_text")
 
 
+def _pairs(field: str, given: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """NAME=PATH for each of some known names, as a dict."""
+    found = dict((name, path) for name, _, path in (one.partition("=") for one in given))
+    for name, path in found.items():
+        right = f"must be NAME=PATH, with NAME among {', '.join(dict.fromkeys(known))}"
+        require(path != "" and name in known, field, f"{name}={path}" if path else name, right)
+    return found
+
+
 @dataclass(frozen=True)
 class StudyCommand:
     """Compare methods by a design that is declared before the runs: train, measure, paired differences, verdicts."""
@@ -176,8 +186,8 @@ class StudyCommand:
     design: tyro.conf.Positional[Path]
     """JSON file with tokens, batch_size, settings, methods, stages and claims."""
     do: Literal["plan", "run", "autointerp", "tables"] = "plan"
-    """plan: print stages and estimated GPU minutes; run: train and measure what is not finished; autointerp: judge the
-    latents that run has kept for it; tables: write the page with the results."""
+    """plan: print what each stage has still to train, and estimated GPU minutes; run: train and measure what is not
+    finished; autointerp: judge the latents that run has kept for it; tables: write the page with the results."""
     out: Path = Path("runs/study")
     """Folder of results.jsonl."""
     page: Path | None = None
@@ -194,6 +204,8 @@ class StudyCommand:
     """run: tokens of each of these two, taken evenly from the whole text."""
     probing: tuple[str, ...] = ()
     """run: datasets of the measure probing."""
+    models: tuple[str, ...] = ()
+    """run: folders or .gguf files of models in the design, as NAME=PATH. Default: the hub."""
     stages: tuple[str, ...] = ()
     """run: stages to run, in this order. Default: all."""
     words: int | None = None
@@ -207,7 +219,7 @@ class StudyCommand:
 
     GROUPS: ClassVar[Mapping[str, Sequence[str]]] = {
         "Study": ("design", "do", "out", "embedder", "device"),
-        "Run": ("train_text", "select_text", "report_text", "tokens", "probing", "stages", "words", "until"),
+        "Run": ("train_text", "select_text", "report_text", "tokens", "models", "probing", "stages", "words", "until"),
         "Tables": ("page", "figures"),
     }
     EXAMPLES: ClassVar[Sequence[str]] = (
@@ -220,10 +232,11 @@ class StudyCommand:
         from sampled_sae.experiments import study
         from sampled_sae.experiments.design import load_study, plan
         from sampled_sae.experiments.results import write_results
+        from sampled_sae.reporting.study import read_rows
 
         declared = load_study(self.design)
         if self.do == "plan":
-            found = plan(declared)
+            found = plan(declared, read_rows(self.out / study.RESULTS, declared.settings))
             total = [sum(values) for values in zip(*(row[1:] for row in found), strict=True)]
             for name, saes, training, whole in (*found, ("all", *total)):
                 print(f"{name:16} {saes:4.0f} SAEs  {training:5.1f} min of training  {whole:5.1f} min in all")
@@ -236,7 +249,14 @@ class StudyCommand:
                 missing = TEXTS[texts.index(None)]
                 raise UserError(f"{missing}: must name a text; run trains, selects and reports on three different ones")
             train, select, report = texts
-            material = study.Material(train, select, report, tokens=self.tokens, probing=self.probing, words=self.words)
+            models = _pairs("models", self.models, [setting.model for setting in declared.settings.values()])
+            given: dict[str, Any] = {
+                "tokens": self.tokens,
+                "probing": self.probing,
+                "words": self.words,
+                "models": models,
+            }
+            material = study.Material(train, select, report, **given)
             if self.do == "autointerp":
                 print(study.judge_slices(declared, material, self.out, self.embedder, device=self.device))
             else:

@@ -173,40 +173,51 @@ class Planned(NamedTuple):
     whole: float  # minutes with harvest and measures
 
 
-def plan(study: Study) -> list[Planned]:
-    """What each stage trains, and the estimated minutes on an H200, if nothing is left in memory from the one before.
+def plan(study: Study, rows: Sequence[Row] = ()) -> list[Planned]:
+    """What each stage still trains, and the estimated minutes on an H200, if nothing is left in memory from before.
 
-    Three leaders are assumed, which were measured wherever an earlier stage measured other methods than baselines.
+    Without results, three leaders are assumed, which were measured wherever an earlier stage measured other methods
+    than baselines.
     """
-    found, known = [], set()
+    found, done = [], {(row.run, row.measure) for row in rows}
     for stage in study.stages:
-        saes, training, whole = 0, 0.0, 0.0
-        for name in stage.settings:
-            place, new, tokens = study.settings[name], 0, study.tokens_of(name, stage)
-            for seed in stage.seeds:
-                for method in stage.methods:
-                    left = [m for m in stage.measure if stage.factors or (name, seed, method, m) not in known]
-                    count = (3 if method == LEADERS else 1) * max(1, len(stage.factors)) if left else 0
-                    cost = 1.0 if method == LEADERS else study.methods[method].cost
-                    training += count * train_seconds(place.d_sae, tokens, cost)
-                    whole += sum(count * measure_seconds(m, place.d_sae, 1) for m in left)
-                    # Fixed seconds of a measure are shared by a group of SAEs.
-                    whole -= sum(count * FIXED.get(m, 0.0) * (1 - 1 / AT_ONCE) for m in left)
-                    new += count
-            saes += new
-            whole += sum(s for m, s in PREPARED.items() if m in ("harvest", *stage.measure)) if new else 0.0
-        for method in stage.methods:
-            leads = method != LEADERS and study.methods[method].role not in NO_LEADERS
-            roles = {LEADERS} if leads else set()
-            known |= {
-                (name, seed, it, m)
-                for name in stage.settings
-                for seed in stage.seeds
-                for it in {method, *roles}
-                for m in stage.measure
-            }
-        found.append(Planned(stage.name, saes, training / 60, (training + whole) / 60))
+        saes, training, measuring = 0, 0.0, 0.0
+        for setting, runs in _by_setting(runs_of(study, stage, rows) if rows else _assumed(study, stage)).items():
+            again = not rows and bool(stage.factors)  # no best rate is known yet that could be among them
+            missing = {m: [run for run in runs if again or (run, m) not in done] for m in stage.measure}
+            left = [run for run in runs if any(run in some for some in missing.values())]
+            if not left:
+                continue
+            d_sae, tokens = study.settings[setting].d_sae, study.tokens_of(setting, stage)
+            costs = [study.methods[run.method].cost if run.method in study.methods else 1.0 for run in left]
+            training += sum(train_seconds(d_sae, tokens, cost) for cost in costs)
+            measuring += sum(measure_seconds(m, d_sae, len(some)) for m, some in missing.items())
+            measuring += sum(seconds for m, seconds in PREPARED.items() if m in ("harvest", *stage.measure))
+            saes += len(left)
+            done |= {(run, m) for run in runs for m in stage.measure}
+            if any(study.methods[run.method].role not in NO_LEADERS for run in runs if run.method in study.methods):
+                done |= {(run, m) for run in _leaders(setting, stage) for m in stage.measure}
+        found.append(Planned(stage.name, saes, training / 60, (training + measuring) / 60))
     return found
+
+
+def _by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.setting, []).append(run)
+    return groups
+
+
+def _assumed(study: Study, stage: Stage) -> list[Run]:
+    """The SAEs of a stage before there are results."""
+    runs = runs_of(study, stage, ())
+    return runs + [run for setting in stage.settings if LEADERS in stage.methods for run in _leaders(setting, stage)]
+
+
+def _leaders(setting: str, stage: Stage) -> list[Run]:
+    """Three methods that are not known yet."""
+    factors = stage.factors or (1.0,)
+    return [Run(setting, f"{LEADERS} {i}", factor, s) for i in range(3) for factor in factors for s in stage.seeds]
 
 
 class Budget:

@@ -278,6 +278,17 @@ def test_the_projects_design_is_that_of_the_protocol(capsys):
     assert f"{sum(stages.values())} SAEs" in capsys.readouterr().out
 
 
+def test_the_plan_of_a_study_is_what_is_left(design, tmp_path):
+    declared = load_study(design)
+    first, second = plan(declared)
+    assert (first.saes, second.saes) == (4, 6) and 0 < second.training < second.whole
+    assert run_study(declared, material(), tmp_path, only=["rates"], device="cpu")
+    rows = read_rows(tmp_path / "results.jsonl")
+    first, second = plan(declared, rows)
+    assert (first.saes, first.whole) == (0, 0.0) and second.saes == 6
+    assert plan(declared, rows[1:])[0].saes == 1
+
+
 def test_the_page_is_that_of_the_committed_data(tmp_path):
     folder, page = tmp_path / "results", tmp_path / "results.md"
     shutil.copytree(DESIGN.parent, folder)
@@ -324,6 +335,8 @@ def test_texts_and_results_are_needed(design, tmp_path, capsys):
         ("--until", "nan", "until = nan: must be a number of seconds"),
         ("--tokens", "0", "tokens = 0: must be at least 1"),
         ("--device", "gpu", "device = 'gpu'"),
+        ("--models", "model", "models = 'model': must be NAME=PATH, with NAME among"),
+        ("--models", "other=model.gguf", "models = 'other=model.gguf': must be NAME=PATH, with NAME among"),
     ):
         with pytest.raises(SystemExit):
             cli.main(["study", str(design), "--do", "run", "--out", str(tmp_path / "new"), *texts, flag, value])
