@@ -18,6 +18,7 @@ from sampled_sae.utils.paired import Difference, Verdict, holm, paired
 Kind = Literal["difference", "at most", "dominated", "front", "no best", "synthetic"]
 Outcome = Literal["supported", "refuted", "mixed", "undecided", "not measured"]
 OPPOSITE: dict[str, str] = {"better": "worse", "worse": "better", "not worse": "worse"}
+NO_BREAK = "\u00a0"
 Synthetic = Mapping[str, dict[str, Any]]  # results of the synthetic experiment, by preset
 
 
@@ -240,7 +241,7 @@ def _effect(results: Results, claim: Claim, setting: str) -> str:
     it = found[0]
     ends = [it.mean, *(it.interval or ())]
     shown = [f"{2**end:.2f}" if ratio else form(end, min(how.digits, 3)) for end in ends]
-    interval = f" ({' to '.join(shown[1:])})" if shown[1:] else ""
+    interval = f" ({NO_BREAK.join([shown[1], 'to', shown[2]])})" if shown[1:] else ""
     against = "" if claim.against in (BASE, "zero") else f" against {claim.against}"
     return in_markdown(f"{_named(results, claim, setting)}{against}: {'x ' if ratio else ''}{shown[0]}{interval}")
 
