@@ -138,7 +138,7 @@ def finished(
     auxk: AuxKConfig,
 ) -> tuple[Pass, Tensor, Tensor, Tensor]:
     """The pass with AuxK's gradients, b_dec's part through the encoder, the loss, and AuxK's."""
-    rows, through, auxiliary = done.rows, done.through_encoder, torch.zeros((), device=weights.b_dec.device)
+    rows, through = done.rows, done.through_encoder
     if beside is not None and dead is not None:
         # A dead latent did not fire on this batch, so it has no gradient yet: nothing is added to another's.
         found, auxiliary = beside.join()
@@ -146,6 +146,8 @@ def finished(
         rows = rows._replace(more=(found.W_enc, found.W_dec))
         if through is not None:
             through = through + _through_encoder(found.b_enc.sum(0), beside.enc, len(through))
+    else:
+        auxiliary = torch.zeros((), device=weights.b_dec.device)
     if through is None:
         through = _through_encoder(rows.b_enc, copies.W_enc, len(weights.b_dec))
     done = done._replace(rows=rows._replace(energy=rows.energy.sum()))

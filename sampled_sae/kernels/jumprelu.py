@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sampled_sae.kernels.auxk import Copies, DeadPass
-from sampled_sae.kernels.encoder import padded_copy
+from sampled_sae.kernels.encoder import padded_copy, product
 from sampled_sae.kernels.gradients import RowGradients, finished, sparse_pass
 from sampled_sae.kernels.path import FastPath
 from sampled_sae.kernels.select import Kept
@@ -55,7 +55,10 @@ class FastJumpReLUPath(FastPath):
     def _select(self, step: int, pool: Tensor) -> Selection:
         weights, W_enc = self.weights, self.optimizer.W_enc
         x16 = padded_copy(encoder_input(self.x, weights, self.settings), W_enc.dtype)
-        self.z = torch.addmm(weights.b_enc.to(x16.dtype), x16, W_enc.T)
+        if self.settings.variant == "relative":
+            self.z = torch.addmm(weights.b_enc.to(x16.dtype), x16, W_enc.T)
+        else:  # its windows may be narrower than the steps of 16 bits
+            self.z = product(x16, W_enc.T).add_(weights.b_enc)
         theta = thresholds(weights, self.settings)
         token, latent = (self.z > theta).nonzero(as_tuple=True)
         number, m = len(token), len(theta)
@@ -103,5 +106,5 @@ class FastJumpReLUPath(FastPath):
                 on_codes[own] += torch.where(near, on_segment[:, segment] @ W.T, 0).sum(0, dtype=torch.float32)
                 # In dictionary_learning the L0 of the codes counts, so only activations above the threshold are seen.
                 counts[own] += (near if relative else near & (above > 0)).sum(0)
-        on_theta = -(theta * on_codes + slope / len(self.x) * counts) / (2 * half)
-        return on_theta * theta if relative else on_theta
+        # Over the window's width; of a logarithm times theta, which is a factor of the relative width.
+        return -(theta * on_codes + slope / len(self.x) * counts) / self.settings.bandwidth

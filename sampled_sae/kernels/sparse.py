@@ -70,7 +70,7 @@ def whole_sum(table, index, weight, start, stop, before, partial, r, c, d, strid
     last = tl.minimum(first + PIECE, tl.load(stop + r))
     total = weighted_sum(table, index, weight, first, last, c, c < d, stride, ROWS, BLOCK)
     for i in range(tl.load(before + r), tl.load(before + r + 1)):
-        total += tl.load(partial + i * d + c, mask=c < d, other=0.0)
+        total += tl.load(partial + tl.cast(i, tl.int64) * d + c, mask=c < d, other=0.0)
     return total
 
 

@@ -39,6 +39,7 @@ def memory_needed(
     # Kept for every SAE: weights and Adam's two moments; on the fast path also a copy of both matrices in 16 bits.
     values = sum((3 * (2 * c.d_sae * d + c.d_sae) + 3 * c.d_sae) / shards + 3 * d for c in plain)
     kept = 1.1 * dtype.itemsize * values + 1.05 * sum(28 * c.d_sae * d + 32 * c.d_sae for c in quick) / shards
+    kept += sum(4 * c.d_sae * batch_size for c in quick if c.jumprelu is not None)  # the last step's activations
     # Held for one SAE at a time: gradients with one working copy, activations, dead latents' copies.
     working = [1.1 * dtype.itemsize * _working(c, d, batch_size, shards) for c in plain]
     working += [1.05 * _fast_working(c, d, batch_size, shards) for c in quick]
@@ -66,7 +67,7 @@ def _working(config: SAEConfig, d: int, batch_size: int, shards: int) -> int:
 
 def _fast_working(config: SAEConfig, d: int, batch_size: int, shards: int) -> int:
     """Bytes that the GPU's path holds for one SAE at a time."""
-    m, pool = config.d_sae // shards, config.pool
+    m, pool, active = config.d_sae // shards, config.pool, float(config.k)
     z = 2 * m * batch_size
     if pool.restricts:
         z += 2 * batch_size * pool.size.latents(config.k, config.d_sae) // shards
@@ -74,11 +75,15 @@ def _fast_working(config: SAEConfig, d: int, batch_size: int, shards: int) -> in
             z += 8 * m * batch_size  # what a score of the user's own takes: it sees all of Z in 32 bits
     if config.jumprelu is not None:
         z += 4 * m * batch_size  # which are above their thresholds, gradients of all
-    lists = 60 * config.k * batch_size + batch_size * ((6 + 2 * len(config.prefixes or (m,))) * d + m // 8)
+        if config.jumprelu.variant == "dictionary_learning":
+            z += 2 * m * batch_size  # its values have 32 bits
+            active = m / 2  # the first steps keep half of them
+    # Partial sums of long lists: a row for each 128 entries.
+    lists = (60 + d / 16) * active * batch_size + batch_size * ((6 + 2 * len(config.prefixes or (m,))) * d + m // 8)
     gradients = 8 * m * d + lists
     # AuxK may find every latent dead, and works outside of the recorded part of a step.
     auxk = 4 * m * batch_size + 20 * m * d if config.auxk.alpha > 0 else 0
-    return max(z + lists, gradients) + auxk
+    return int(max(z + lists, gradients) + auxk)
 
 
 def check_memory(

@@ -84,18 +84,55 @@ def test_nothing_above_the_thresholds():
     assert bool((gradients.threshold >= 0).all() and gradients.threshold.any())
 
 
-def test_a_run_is_that_of_the_plain_path():
+def test_a_run_is_that_of_the_plain_path(monkeypatch):
     """Several steps from the same start; the learner takes the fast path where it is usable."""
     config = ss.jumprelu(M, K, lr=1e-3)
     batches = [weights_and_batch(16, seed)[1] for seed in range(6)]
     fast, plain = (Learner(config, 16, len(batches), 0, DEVICE, torch.float32) for _ in range(2))
     assert isinstance(fast.path, FastJumpReLUPath) == (DEVICE.type == "cuda")
     fast.path = FastJumpReLUPath(fast.weights, config, len(batches), fast.generator)
-    plain.path = JumpReLUPath(plain.weights, config, len(batches), plain.generator)
+
+    class SameActivations(JumpReLUPath):
+        """With the rounded activations: of so few, one more or less above the thresholds is a few percent."""
+
+        def select(self, *inputs):
+            with monkeypatch.context() as patch:
+                patch.setattr("sampled_sae.training.jumprelu.pre_activations", lambda *_: fast.path.z.float())
+                return super().select(*inputs)
+
+    plain.path = SameActivations(plain.weights, config, len(batches), plain.generator)
     for step, x in enumerate(batches):
-        x[0] /= 20  # few tokens: one activation more or less above the thresholds is a few percent of the loss
+        x[0] /= 20
         stats, expected = fast.step(x, step), plain.step(x, step)
         assert float(stats.fve) == pytest.approx(float(expected.fve), abs=0.01)
-        assert float(stats.l0) == pytest.approx(float(expected.l0), abs=2.5 / B)
-    for mine, other in zip(fast.weights, plain.weights, strict=True):
-        assert distance(mine, other) < 0.05
+        assert float(stats.l0) == float(expected.l0)
+    for name, mine, other in zip(fast.weights._fields, fast.weights, plain.weights, strict=True):
+        # Adam takes full steps of b_enc's smallest gradients, too, whose sign may be that of the rounding.
+        assert distance(mine, other) < (0.5 if name == "b_enc" else 0.01), name
+
+
+def test_windows_may_be_narrower_than_the_steps_of_16_bits():
+    """Windows of dictionary_learning are absolute; z in 16 bits would lie on a grid, and most windows be empty."""
+    m, tokens, d = 24, 200, 16
+    weights, x = weights_and_batch(d, 1, m, tokens)
+    theta = torch.linspace(0.5, 2.0, m, device=DEVICE)
+    weights = JumpReLUParameters(*weights, threshold=theta)
+    settings = JumpReLUConfig(bandwidth=0.02, warmup_steps=4, variant="dictionary_learning")
+    config = ss.jumprelu(m, K, jumprelu=settings, auxk=AuxKConfig(alpha=0))
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    fast = FastJumpReLUPath(weights, config, STEPS, generator)
+    fast.select(4 * x, 3, torch.zeros(m, dtype=torch.bool, device=DEVICE))
+    z = 4 * x.double() @ weights.W_enc.double().T + weights.b_enc.double()
+    near = (z - theta).abs() < 0.01
+    out = torch.zeros(tokens, fast.optimizer.W_dec.shape[1], dtype=torch.bfloat16, device=DEVICE)
+    out[:, :d] = torch.randn(tokens, d, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    on_codes = torch.where(near, out[:, :d].double() @ weights.W_dec.double().T, 0).sum(0)
+    found = fast._on_threshold(out, torch.zeros((), device=DEVICE))
+    assert distance(found, -theta * on_codes / 0.02) < 0.05
+
+
+def test_a_threshold_that_underflows_keeps_finite_gradients():
+    x, fast, _ = paths("relative", None)
+    fast.weights.threshold[::5] = -110.0
+    selection = fast.select(x, 3, torch.zeros(M, dtype=torch.bool, device=DEVICE))
+    assert all(bool(g.isfinite().all()) for g in fast.gradients(selection, None).gradients.full())

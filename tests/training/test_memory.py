@@ -1,11 +1,13 @@
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import sampled_sae as ss
+from sampled_sae.method.config import JumpReLUConfig
 from sampled_sae.training import estimate
 from sampled_sae.utils.errors import UserError
 
@@ -20,6 +22,7 @@ def test_memory_is_estimated_and_refused():
 
 MEASURE = """
 import pathlib, torch, sampled_sae as ss
+from sampled_sae.method.config import JumpReLUConfig
 from sampled_sae.training import estimate
 torch.set_num_threads(1)
 def peak():  # of this process alone; getrusage would begin with the parent's
@@ -36,6 +39,18 @@ print((peak() - before) / estimate.memory_needed([config], 128, 1000, torch.floa
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+def test_the_fast_path_of_jumprelu_needs_more_where_half_of_the_activations_are_kept():
+    def needed(*configs):
+        return estimate.memory_needed(configs, 768, 4096, torch.float32, fast=True)
+
+    relative = ss.jumprelu(16_384, 60)
+    absolute = replace(relative, jumprelu=JumpReLUConfig(variant="dictionary_learning"))
+    assert needed(ss.batchtopk(16_384, 60)) < needed(relative) < needed(absolute) - 16_384 // 2 * 4096 * 60
+    z = 4 * 16_384 * 4096
+    of_batchtopk = needed(*[ss.batchtopk(16_384, 60)] * 2) - needed(ss.batchtopk(16_384, 60))
+    assert needed(relative, relative) - needed(relative) == pytest.approx(of_batchtopk + z, rel=0.01), "z of each SAE"
+
+
 def test_the_estimate_is_near_what_a_run_takes():
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=120)
     assert 0.6 < float(done.stdout) < 1.05, done.stderr
