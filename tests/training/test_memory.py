@@ -22,7 +22,6 @@ def test_memory_is_estimated_and_refused():
 
 MEASURE = """
 import pathlib, torch, sampled_sae as ss
-from sampled_sae.method.config import JumpReLUConfig
 from sampled_sae.training import estimate
 torch.set_num_threads(1)
 def peak():  # of this process alone; getrusage would begin with the parent's
@@ -38,7 +37,6 @@ print((peak() - before) / estimate.memory_needed([config], 128, 1000, torch.floa
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 def test_the_fast_path_of_jumprelu_needs_more_where_half_of_the_activations_are_kept():
     def needed(*configs):
         return estimate.memory_needed(configs, 768, 4096, torch.float32, fast=True)
@@ -51,6 +49,7 @@ def test_the_fast_path_of_jumprelu_needs_more_where_half_of_the_activations_are_
     assert needed(relative, relative) - needed(relative) == pytest.approx(of_batchtopk + z, rel=0.01), "z of each SAE"
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 def test_the_estimate_is_near_what_a_run_takes():
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=120)
     assert 0.6 < float(done.stdout) < 1.05, done.stderr
