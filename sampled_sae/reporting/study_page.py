@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sampled_sae.reporting.claims import Claim, Synthetic, claims_table, goal_table, verdicts_table
-from sampled_sae.reporting.study import BASE, GOAL, METRICS, UNEQUAL, Results, by_seed, judged, leading
+from sampled_sae.reporting.study import BASE, GOAL, METRICS, UNEQUAL, Results, Row, Run, by_seed, judged, leading
 from sampled_sae.reporting.study_answer import NOT_RUN, answer
 from sampled_sae.reporting.study_synthetic import synthetic_table
 from sampled_sae.reporting.tables import markdown
@@ -25,6 +25,7 @@ from sampled_sae.utils.paired import Key
 Block = Table | tuple[str, str]  # a table, or a name and Markdown
 
 FRESH = (3, 4)  # seeds that no choice has seen
+FAR = 1000  # between the seeds of two settings that are pooled
 NEUTRAL = {
     "better": "more",
     "worse": "less",
@@ -156,6 +157,28 @@ def units_table(results: Results, setting: str, methods: Iterable[str], metric: 
     return Table(columns, rows, note=f"{METRICS[metric].title}: mean over seeds.")
 
 
+POOLED = ("probing_1", "probing_5", "absorption", "absorption_f1")
+"""Metrics whose differences are of one scale in all settings, and too small to detect in one of them."""
+
+
+def pooled(results: Results, model: str) -> Results:
+    """The deciding settings of a model as one, in which each seed of a setting is a seed of its own.
+
+    Methods keep the learning rate that counts in each setting; those that were measured in one setting are left out.
+    """
+    settings = [setting for setting in results.deciding if results.models[setting] == model]
+    measures = {METRICS[metric].measure for metric in POOLED}
+    rows: list[Row] = []
+    where: dict[str, set[str]] = {}
+    for row in results.rows:
+        setting, method, factor, seed = row.run
+        if setting in settings and row.measure in measures and factor == results.rate(setting, method, row.measure):
+            run = Run(model, method, 1.0, settings.index(setting) * FAR + seed)
+            rows.append(row._replace(run=run))
+            where.setdefault(method, set()).add(setting)
+    return Results([row for row in rows if len(where[row.run.method]) > 1], {model: model})
+
+
 # ---- the page ------------------------------------------------------------------------------------------
 
 
@@ -214,6 +237,10 @@ def detailed_sections(
             made.append((f"{_titled(metric)}, all with the default learning rate", table))
         made.append((f"{BASE} against itself", self_table(results, setting)))
         found.append((setting, made))
+    for model in dict.fromkeys(results.models[setting] for setting in results.deciding):
+        joint = pooled(results, model)
+        tables = [(_titled(metric), difference_table(joint, model, metric)) for metric in POOLED]
+        found.append((f"{model.rpartition('/')[2]} pooled", tables))
     presets = {preset: synthetic_table(it, (not_run or {}).get(preset, ())) for preset, it in (synthetic or {}).items()}
     return [*found, ("Synthetic data", [*presets.items()])]
 

@@ -24,6 +24,7 @@ from sampled_sae.reporting.study_page import (
     difference_table,
     fill_page,
     page_blocks,
+    pooled,
     self_table,
     summary_table,
 )
@@ -226,6 +227,25 @@ def test_one_seed_decides_nothing():
         "undecided"
     }
     assert decided(alone, claim("good", "better")) == "undecided"
+
+
+def test_settings_of_a_model_are_pooled():
+    """Pairs stay within their setting, a seed of another setting is another cluster, and rates are the best ones."""
+    second = [row for row in rows("second", 0.5) if row.run.method != "same"]
+    worse_rate = [
+        Row(row.run._replace(factor=2.0), row.measure, {name: value + 1 for name, value in row.values.items()}, {})
+        for row in second
+    ]
+    other = rows("third", -1)
+    models = {"first": "m", "second": "m", "third": "n"}
+    joint = pooled(Results([*rows(), *second, *worse_rate, *other], models), "m")
+    assert joint.methods("m") == ["batchtopk", "good", "bad"], "the others were measured in one setting"
+    it, verdict = joint.difference("m", "good", "batchtopk", "probing_1")
+    apart = [Results(rows(), models).difference("first", "good", "batchtopk", "probing_1")[0].mean]
+    apart.append(Results(second, models).difference("second", "good", "batchtopk", "probing_1")[0].mean)
+    assert it.mean == pytest.approx(sum(apart) / 2)
+    assert it.clusters == (6, 4) and it.pairs == 30 and verdict == "better"
+    assert not pooled(Results(rows(), models), "m").rows, "one setting is no pool"
 
 
 def test_leaders_and_goal(results):
