@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
-import struct
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +16,11 @@ from torch import nn
 
 from sampled_sae.config import require
 from sampled_sae.hooks import check_layer, find_blocks, text_config
+from sampled_sae.models.gguf import copy_of, gguf_bos, keep_copy, parsed_once
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.models.llama import read_llama, read_shape
 from sampled_sae.utils.cost import Shape
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.progress import show
 from sampled_sae.utils.system import usable_device
 from sampled_sae.utils.third_party import look_up, package, packaged_file, quiet, reason
 
@@ -53,18 +50,28 @@ def load_model(
     place = usable_device(device)
     transformers = package("transformers")
     source = _find(str(model))
-    default = torch.bfloat16 if place.type == "cuda" else torch.float32
-    if (found := _read_llama(transformers, source, layers, dtype or default)) is not None:
-        return LanguageModel(_move(found[0], place, source.name), found[1], source.name)
+    dtype = dtype or (torch.bfloat16 if place.type == "cuda" else torch.float32)
+    file = None if source.gguf is None else Path(source.where, source.gguf)
+    bos, folder = (None, Path(source.where)) if file is None else (gguf_bos(file), copy_of(file, dtype))
+
+    def plain() -> LanguageModel | None:
+        found = _read_llama(transformers, source, folder, layers, dtype) if source.local else None
+        return None if found is None else LanguageModel(_move(found[0], place, source.name), found[1], source.name, bos)
+
+    if (made := plain()) is not None:
+        return made
     # Downloads show their bars.
-    with quiet(bars=not source.local), _parsed_once(source):
+    with quiet(bars=not source.local), nullcontext() if file is None else parsed_once():
         config = _read_config(transformers, source)
         count: Any = getattr(text_config(config), "num_hidden_layers", None)
         for layer in layers if isinstance(count, int) else ():
             check_layer(layer, count, source.name)
         tokenizer = _read_tokenizer(transformers, source)
-        weights = _read_weights(transformers, source, config, dtype or default)
-    bos = None if source.gguf is None else gguf_bos(Path(source.where) / source.gguf)
+        weights = _read_weights(transformers, source, config, dtype)
+        if file is not None:
+            keep_copy(folder, weights, tokenizer)
+    if file is not None and (made := plain()) is not None:
+        return made
     return LanguageModel(_move(weights, place, source.name), tokenizer, source.name, bos)
 
 
@@ -182,18 +189,17 @@ def _read_config(transformers: Any, source: Source) -> Any:
 
 
 def _read_llama(
-    transformers: Any, source: Source, layers: Sequence[Any], dtype: torch.dtype
+    transformers: Any, source: Source, folder: Path, layers: Sequence[Any], dtype: torch.dtype
 ) -> tuple[nn.Module, Any] | None:
     """A model of the Llama family in a folder and its tokenizer, without what transformers needs to run models."""
-    folder = Path(source.where)
-    shape = read_shape(folder) if source.local and source.gguf is None else None
-    if shape is None:
+    if (shape := read_shape(folder)) is None:
         return None
     for layer in layers:
         check_layer(layer, shape.num_hidden_layers, source.name)
+    here = replace(source, where=str(folder), gguf=None)
     with ThreadPoolExecutor(1) as pool, quiet():
         weights = pool.submit(read_llama, folder, shape, dtype)
-        tokenizer = _read_tokenizer(transformers, source, _plain_tokenizer(folder))
+        tokenizer = _read_tokenizer(transformers, here, _plain_tokenizer(folder))
         made = weights.result()
     return None if made is None else (made, tokenizer)
 
@@ -246,45 +252,6 @@ def _read_weights(transformers: Any, source: Source, config: Any, dtype: torch.d
         return type(model).from_pretrained(None, config=config, state_dict=model.state_dict(), dtype=dtype)
 
 
-@contextmanager
-def _parsed_once(source: Source) -> Iterator[None]:
-    """Keep what the package gguf computes from a file's header and from the architecture.
-
-    For configuration, tokenizer and weights transformers reads the header again, and it maps the names of all tensors
-    once for each module: seconds each. Its bar over the tensors, which cannot be switched off, becomes ours.
-    """
-    if source.gguf is None:
-        yield
-        return
-    gguf, reader = package("gguf"), package("transformers.modeling_gguf_pytorch_utils")
-    changed: list[tuple[Any, str, Any]] = [
-        (gguf, name, cache(getattr(gguf, name))) for name in PARSED if hasattr(gguf, name)
-    ]
-    changed += [(reader, "tqdm", _shown)] if hasattr(reader, "tqdm") else []
-    given = [(module, name, getattr(module, name)) for module, name, _ in changed]
-    try:
-        for each in changed:
-            setattr(*each)
-        yield
-    finally:
-        for each in given:
-            setattr(*each)
-
-
-PARSED = ("GGUFReader", "get_tensor_name_map")
-
-
-def _shown(tensors: Sequence[Any], **_: Any) -> Iterator[Any]:
-    """The tensors of a GGUF file, with a progress bar on a terminal and no output elsewhere."""
-    bar = show(len(tensors), what="loading the model", unit="tensors", enabled=sys.stderr.isatty())
-    try:
-        for done, tensor in enumerate(tensors, start=1):
-            yield tensor
-            bar.update(done)
-    finally:
-        bar.close()
-
-
 def _move(model: nn.Module, device: torch.device, name: str) -> nn.Module:
     try:
         return model.to(device)
@@ -295,42 +262,6 @@ def _move(model: nn.Module, device: torch.device, name: str) -> nn.Module:
             f"model = {name!r}: its {size:.1f} GiB of {dtype} weights do not fit on {device}: "
             "take dtype bfloat16, a smaller model, or device cpu"
         ) from None
-
-
-# Types of values in a GGUF file, as struct has them.
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-TEXT, LIST = 8, 9
-
-
-def gguf_bos(path: Path) -> bool | None:
-    """`add_bos_token` of a GGUF file: whether each text begins with BOS; none if the field is missing.
-
-    The package gguf reads the whole header for that, which takes seconds.
-    """
-    with path.open("rb") as file:
-
-        def value(kind: int) -> Any:
-            if kind == TEXT:
-                return file.read(value(10))
-            if kind == LIST:
-                kind, count = value(4), value(10)
-                if kind in NUMBERS:
-                    return file.seek(count * struct.calcsize(NUMBERS[kind]), 1)
-                for _ in range(count):
-                    value(kind)
-                return None
-            return struct.unpack(f"<{NUMBERS[kind]}", file.read(struct.calcsize(NUMBERS[kind])))[0]
-
-        try:
-            file.seek(16)
-            for _ in range(value(10)):
-                key, found = value(TEXT), value(value(4))
-                if key == b"tokenizer.ggml.add_bos_token":
-                    return bool(found)
-        # transformers could read it all the same
-        except (struct.error, KeyError, OverflowError, MemoryError, RecursionError):
-            return None
-    return None
 
 
 @contextmanager

@@ -9,9 +9,11 @@ import torch
 import transformers
 from torch import nn
 
+from sampled_sae.models import gguf as gguf_files
+from sampled_sae.models.gguf import gguf_bos
 from sampled_sae.models.language_model import adds_bos
 from sampled_sae.models.llama import Llama
-from sampled_sae.models.load import gguf_bos, load_model
+from sampled_sae.models.load import load_model
 from sampled_sae.utils.errors import UserError
 from tests.models.tiny_models import (
     CONTEXT,
@@ -32,6 +34,14 @@ from tests.models.tiny_models import (
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(autouse=True)
+def copies(monkeypatch, tmp_path_factory) -> Path:
+    """Where converted GGUF files are kept."""
+    folder = tmp_path_factory.mktemp("copies")
+    monkeypatch.setattr(gguf_files, "COPIES", folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +129,54 @@ def test_a_gguf_file(gguf, tokens):
     assert lm.tokenizer("the end").input_ids == make_tokenizer()("the end").input_ids
 
 
-def test_a_model_from_gguf_is_a_plain_one(gguf, tmp_path, tokens):
+def test_a_model_from_gguf_is_a_plain_one(gguf, tmp_path, tokens, monkeypatch):
+    monkeypatch.setattr(gguf_files, "LARGEST", 100)
     lm = load_model(gguf, "cpu", torch.bfloat16)
     assert lm.dtype == torch.bfloat16
     lm.model.float()
     save(lm.model, tmp_path)
     assert same(load_model(tmp_path, "cpu").logits(tokens), lm.logits(tokens))
+
+
+def test_a_gguf_file_is_converted_once(gguf, copies, tokens, monkeypatch):
+    first = load_model(gguf, "cpu")
+    assert isinstance(first.model, Llama)
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", None)
+        again = load_model(gguf, "cpu")
+        assert same(again.logits(tokens), first.logits(tokens))
+        assert (again.name, again.bos, again.dtype) == (first.name, first.bos, first.dtype)
+        assert again.tokenizer("the end").input_ids == first.tokenizer("the end").input_ids
+        with pytest.raises(UserError, match="layer"):
+            load_model(gguf, "cpu", layers=[LAYERS])
+    load_model(gguf, "cpu", torch.bfloat16)
+    assert len(list(copies.iterdir())) == 2  # one for each dtype
+    first.generate("the", max_new_tokens=2)
+
+
+def test_a_copy_of_a_gguf_file_that_is_damaged_or_outdated_is_made_again(gguf, copies, tokens, tmp_path):
+    expected = load_model(gguf, "cpu").logits(tokens)
+    [copy] = copies.iterdir()
+    (copy / "model.safetensors").write_bytes(b"")
+    assert same(load_model(gguf, "cpu").logits(tokens), expected)
+    assert (copy / "model.safetensors").stat().st_size > 0
+    path = tmp_path / "tiny.gguf"
+    save_gguf(make_model("llama", seed=0), path)
+    before = load_model(path, "cpu").logits(tokens)
+    path.unlink()
+    save_gguf(make_model("llama", seed=1), path)
+    assert not same(load_model(path, "cpu").logits(tokens), before)
+
+
+def test_without_a_place_for_copies_a_gguf_file_is_read_each_time(gguf, copies, tokens, monkeypatch):
+    expected = load_model(gguf, "cpu").logits(tokens)
+    (copies / "file").write_text("")
+    monkeypatch.setattr(gguf_files, "COPIES", copies / "file")
+    torch.testing.assert_close(load_model(gguf, "cpu").logits(tokens), expected)
+    monkeypatch.setattr(gguf_files, "COPIES", copies / "none")
+    monkeypatch.setattr(gguf_files, "LARGEST", 100)
+    load_model(gguf, "cpu")
+    assert not (copies / "none").exists()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

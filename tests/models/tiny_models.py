@@ -45,8 +45,8 @@ def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=WORDS[0], bos_token=WORDS[0])
 
 
-def make_model(family: str) -> torch.nn.Module:
-    torch.manual_seed(0)
+def make_model(family: str, seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
     # Only the plain attention caps its scores in every version of transformers.
     attention = "eager" if family == "gemma2" else "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family](), attn_implementation=attention).eval()
