@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from sampled_sae.models.llama import read_shape
 from sampled_sae.utils.errors import UserError
@@ -32,7 +31,7 @@ def copy_of(path: Path, dtype: torch.dtype) -> Path:
     return COPIES.expanduser() / f"{path.stem}-{hashlib.blake2b(version.encode(), digest_size=8).hexdigest()}"
 
 
-def keep_copy(folder: Path, model: nn.Module, tokenizer: Any) -> None:
+def keep_copy(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write a model of the Llama family, which is read and run faster from there; no other, and no large one."""
     size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     if type(model).__name__ != "LlamaForCausalLM" or size > LARGEST:
