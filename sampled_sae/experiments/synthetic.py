@@ -50,7 +50,7 @@ def cell(group: str, config: SAEConfig, l: float | None = None) -> Cell:
 
 
 def grid(experiment: Experiment) -> list[Cell]:
-    """BatchTopK, TopK, the scores at several l, released and annealed pools; more if `extended`."""
+    """BatchTopK, TopK, both in turn, the scores at several l, released and annealed pools; more if `extended`."""
     trained: dict[str, Any] = {"optimizer": experiment.optimizer, "init": presets.PAPER_INIT, "auxk": experiment.auxk}
     untrained = family(experiment) + (scored_released(experiment) if experiment.extended else [])
     cells = [replace(cell, config=replace(cell.config, **trained)) for cell in untrained]
@@ -70,6 +70,7 @@ def family(experiment: Experiment) -> list[Cell]:
     cells = [
         cell("batchtopk", presets.batchtopk(m, k)),
         cell("topk", presets.topk(m, k)),
+        cell("topk", presets.topk_then_batchtopk(m, k)),
         cell("topk", presets.topk_then_batchtopk(m, k, until=0.7)),
     ]
     for score in experiment.scores:
