@@ -199,7 +199,7 @@ def margins(results: Results, names: list[str]) -> str:
             under = percent(less(groups, best, last_set(runs)))
             row = [f"`{name}`", length(tokens), under, NAMES[best[0]["toolkit"]], f"{len(groups[0])}, {len(best)}"]
             rows.append([*row, f"{sum(tuned)} of {len(tuned)}"])
-    head = ["", "", "ours lower by", "best peer", "seeds (ours, peer)", "peers with both neighbors worse at this length"]
+    head = ["", "", "ours lower by", "best peer", "seeds (ours, peer)", "peers with both neighboring rates worse"]
     return markdown(head, rows)
 
 
