@@ -158,7 +158,7 @@ def fvu_table(results: Results, names: list[str], full: bool) -> str:
         if runs:
             sets = [which for which in runs[0]["fvu"] if which != "select"]
             rows += [[about(name), *[""] * (len(runs[0]["fvu"]) + 5)], *rows_of(results, s, runs)]
-    return markdown(["", "lr", "FVU, select", *sets, "ours less by", "L0", "dead", "GPU s"], rows)
+    return markdown(["", "lr", "FVU, select", *sets, "ours lower by", "L0", "dead", "GPU s"], rows)
 
 
 def rates_table(results: Results, names: list[str], full: bool) -> str:
@@ -199,7 +199,7 @@ def margins(results: Results, names: list[str]) -> str:
             under = percent(less(groups, best, last_set(runs)))
             row = [f"`{name}`", length(tokens), under, NAMES[best[0]["toolkit"]], f"{len(groups[0])}, {len(best)}"]
             rows.append([*row, f"{sum(tuned)} of {len(tuned)}"])
-    head = ["", "", "ours less by", "best peer", "seeds (ours, peer)", "peers with both neighbors worse at this length"]
+    head = ["", "", "ours lower by", "best peer", "seeds (ours, peer)", "peers with both neighboring rates worse"]
     return markdown(head, rows)
 
 

@@ -51,7 +51,8 @@ def _use(results: Results, roles: Mapping[str, str]) -> str:
         better = _listed([f"{name} ({', '.join(titles)})" for name, titles in won.items() if titles])
         count = f"all {lost}" if lost == len(found) else f"{lost} of {len(found)}"
         several = f"{count} variants with several seeds have a higher FVU than {BASE}"
-        parts.append(f"In `{setting}`, {several}; better in some metric: {better or 'none'}.")
+        wins = f"better in some metric: {better}" if better else "none is better in any metric of the goal"
+        parts.append(f"In `{setting}`, {several}; {wins}.")
     return f"There is no reason to. No variant reached the [goal](#the-goal). {' '.join(parts)}"
 
 
@@ -66,12 +67,8 @@ def _instead(results: Results) -> str:
         ]
         model = results.models[setting].rpartition("/")[2]
         absent = [METRICS[metric].title for metric in GOAL if metric not in metrics]
-        without = (
-            f" {' and '.join(absent).capitalize()} {'was' if len(absent) == 1 else 'were'} not measured."
-            if absent
-            else ""
-        )
-        parts.append(f"{model} (`{setting}`): {_listed(names) or 'undecided'}.{without}")
+        without = f"; {' and '.join(absent)} not measured" if absent else ""
+        parts.append(f"{model} (`{setting}`{without}): {_listed(names) or 'undecided'}.")
     return f"{' '.join(parts)} Of the methods with several seeds, no other is better there in any metric of the goal."
 
 

@@ -188,10 +188,12 @@ def test_the_answer(results):
     worse = Results([row for row in rows() if row.run.method != "good"], {"first": "m"})
     text = answer(worse, [], {}, ROLES)
     assert "No variant reached the [goal](#the-goal). In `first`, 1 of 2 variants with several seeds have a " in text
-    assert "better in some metric: none." in text
+    assert "none is better in any metric of the goal." in text
     assert "m (`first`): batchtopk (FVU 0.0660) and same (FVU 0.0660)." in text
     better = Results([row for row in rows() if row.run.method != "good" or row.measure == "core"], {"first": "m"})
     assert "better in some metric: good (FVU, CE loss recovered)." in answer(better, [], {}, ROLES)
+    part = Results([row for row in rows() if row.measure != "absorption"], {"first": "m"})
+    assert "m (`first`; absorption not measured): good (FVU 0.0600)." in answer(part, [], {}, ROLES)
     assert answer(Results([], {}), [], {}, ROLES) == "Not run yet: there are no results."
 
 
