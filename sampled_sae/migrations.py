@@ -125,13 +125,15 @@ for _kind in SAES:
     migration(_kind, 2)(partial(_version_2, _kind))
 
 
-# ---- version 3 of results: 0 is a setting of its own, not the default ----------------------------------
+# ---- versions 3 and 4 of results: 0 and [] are settings of their own, not the default -------------------
 
 
-def _with_default_skip_first(asked: Any) -> Any:
-    """Settings of a result from version 2: skip_first = 0 stood for what training excluded, as None does now."""
-    unset = isinstance(asked, dict) and asked.get("skip_first") == 0
-    return {**asked, "skip_first": None} if unset else asked
+def unset(settings: Any, **stood_for: Any) -> Any:
+    """Settings of an evaluation in which these values of fields stood for the default, as None does now."""
+    if not isinstance(settings, dict):
+        return settings
+    return settings | {name: None for name, value in stood_for.items() if settings.get(name) == value}
 
 
-migration("result", 3)(partial(within, path="asked", change=_with_default_skip_first))
+migration("result", 3)(partial(within, path="asked", change=partial(unset, skip_first=0)))
+migration("result", 4)(partial(within, path="asked", change=partial(unset, left_out=[])))

@@ -22,7 +22,6 @@ Measure = Literal["rate", "select", "core", "absorption", "probing", "finalists"
 """rate: the trainer's own FVU on the selection text; select, core: the core evaluation on the selection and on the
 report text; finalists: probing on further datasets; similarity: decoders beside those of another seed and of the base;
 slices: some latents are kept in a file, for automated interpretability elsewhere."""
-AT_ONCE = 24  # SAEs that are trained before they are measured together
 LEADERS = "@leaders"  # among a stage's methods: those that the earlier stages put first
 
 
@@ -152,6 +151,12 @@ EACH: dict[str, float] = {
 """Seconds of a measure for one SAE of 65,536 latents."""
 PREPARED: dict[str, float] = {"harvest": 17.0, "absorption": 20.0}
 """Seconds per layer: 25M tokens through the model; the words of absorption."""
+
+
+def at_once(measure: Measure) -> int:
+    """SAEs that are trained before they are measured together: few, which a kill would lose, unless reading texts for a
+    group takes long."""
+    return 24 if measure in FIXED else 4
 
 
 def train_seconds(d_sae: int, tokens: int, cost: float = 1.0) -> float:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sampled_sae.config import first_difference, plain, read_file, write_file
-from sampled_sae.migrations import migration, renamed, within
+from sampled_sae.migrations import migration, renamed, unset, within
 from sampled_sae.utils.errors import Interrupted, UserError
 from sampled_sae.utils.files import alone_in
 from sampled_sae.utils.progress import clock, say
@@ -119,6 +120,14 @@ def _upgrade(content: Any) -> Any:
     changes = {"train": training, "core": completed(CoreConfig()), "autointerp": completed(AutointerpConfig())}
     for name, change in changes.items():
         content = within(content, f"stages.{name}.settings", change)
+    return content
+
+
+@migration("reproduce", 2)
+def _upgrade_defaults(content: Any) -> Any:
+    """Defaults of evaluations that were 0 and [] are None."""
+    for name in ("core", "autointerp"):
+        content = within(content, f"stages.{name}.settings", partial(unset, skip_first=0, left_out=[]))
     return content
 
 

@@ -22,12 +22,12 @@ from sampled_sae import api
 from sampled_sae.config import require
 from sampled_sae.data.text import as_text
 from sampled_sae.experiments.design import (
-    AT_ONCE,
     PREPARED,
     Budget,
     Measure,
     Stage,
     Study,
+    at_once,
     measure_seconds,
     runs_of,
     train_seconds,
@@ -49,6 +49,10 @@ SLICES = "slices"
 SLICES_AT_ONCE = 24  # slices that share one reading of the text
 LONGEST = 2**20  # bytes that no line exceeds
 ROOM = 24 * 2**30  # bytes of the GPU that stay free of SAEs that are kept
+
+
+Waiting = dict[Measure, dict[Run, SAE | None]]
+"""By measure: trained SAEs that are to be measured together."""
 
 
 class OutOfTime(Exception):
@@ -113,36 +117,43 @@ class Work:
         return read_rows(self.path, self.study.settings)
 
     def stage(self, stage: Stage) -> None:
-        """One stage; the SAEs of a setting are measured together, because reading texts takes longer than an SAE."""
+        """One stage; SAEs of a setting are measured in groups, each as soon as it is complete."""
         runs = runs_of(self.study, stage, self.rows())
+        single = [measure for measure in stage.measure if measure != "similarity"]
+        done = {(row.run, row.measure) for row in self.rows()}
         for setting, group in _grouped(runs).items():
-            single = [measure for measure in stage.measure if measure != "similarity"]
-            done = {(row.run, row.measure) for row in self.rows()}
-            left = [run for run in group if any((run, measure) not in done for measure in single)]
-            while left:
-                saes = self._trained(setting, stage, left, single)
-                for measure in single:
-                    self._measure(measure, {run: sae for run, sae in saes.items() if (run, measure) not in done})
-                left = left[len(saes) :]
+            tokens = self.study.tokens_of(setting, stage)
+            waiting: Waiting = {measure: {} for measure in single}
+            for run in group:
+                measures = [measure for measure in single if (run, measure) not in done]
+                if not measures:
+                    continue
+                if not self._allows(run, tokens, waiting):
+                    self._finish(waiting)  # may take less time than estimated
+                    if not self._allows(run, tokens, waiting):
+                        raise OutOfTime(f"{stage.name}, {run.name}")
+                sae = self.sae(run, tokens)
+                for measure in measures:
+                    waiting[measure][run] = sae
+                self._finish({m: saes for m, saes in waiting.items() if len(saes) == at_once(m)})
+            self._finish(waiting)
         if "similarity" in stage.measure:
             self._compare(stage, runs)
 
+    def _finish(self, waiting: Waiting) -> None:
+        """Measure SAEs that wait for it."""
+        for measure, saes in waiting.items():
+            if saes:
+                self._measure(measure, saes)
+                saes.clear()
+
     # ---- time ----------------------------------------------------------------------------------------------
 
-    def _trained(
-        self, setting: str, stage: Stage, runs: Sequence[Run], measures: Sequence[Measure]
-    ) -> dict[Run, SAE | None]:
-        """The first runs' SAEs: as many as can be trained and measured in the time that is left, at most `AT_ONCE`."""
-        saes: dict[Run, SAE | None] = {}
-        for run in runs[:AT_ONCE]:
-            tokens = self.study.tokens_of(setting, stage)
-            needed = self._preparation(setting, measures) + self._train_estimate(run, tokens)[1]
-            if not self.budget.allows(needed + self._measure_estimate(setting, measures, len(saes) + 1)):
-                break
-            saes[run] = self.sae(run, tokens)
-        if not saes:
-            raise OutOfTime(f"{stage.name}, {runs[0].name}")
-        return saes
+    def _allows(self, run: Run, tokens: int, waiting: Waiting) -> bool:
+        """Whether a run and those that wait can be trained and measured in the time that is left."""
+        needed = self._preparation(run.setting, [*waiting]) + self._train_estimate(run, tokens)[1]
+        needed += sum(self._measure_estimate(run.setting, m, len(saes) + 1) for m, saes in waiting.items())
+        return self.budget.allows(needed)
 
     def _preparation(self, setting: str, measures: Sequence[Measure]) -> float:
         layer = self.layer if self.layer is not None and self._place(setting) == self.here else None
@@ -168,9 +179,9 @@ class Work:
             return kind, 0.0
         return kind, self.budget.seconds(kind, train_seconds(d_sae, tokens, cost))
 
-    def _measure_estimate(self, setting: str, measures: Iterable[Measure], saes: int) -> float:
+    def _measure_estimate(self, setting: str, measure: Measure, saes: int) -> float:
         d_sae = self.study.settings[setting].d_sae
-        return sum(self.budget.seconds(f"{m} {d_sae}", measure_seconds(m, d_sae, saes)) for m in measures)
+        return self.budget.seconds(f"{measure} {d_sae}", measure_seconds(measure, d_sae, saes))
 
     # ---- training ------------------------------------------------------------------------------------------
 
@@ -284,7 +295,7 @@ class Work:
             needed = self._preparation(run.setting, ())
             tokens = self.study.tokens_of(run.setting)
             needed += sum(self._train_estimate(one, tokens)[1] for one in dict.fromkeys(four))
-            needed += self._measure_estimate(run.setting, ["similarity"], 1)
+            needed += self._measure_estimate(run.setting, "similarity", 1)
             if not self.budget.allows(needed):
                 raise OutOfTime(f"{stage.name}, similarity of {run.name}")
             saes = [self.sae(one, tokens) for one in four]

@@ -355,9 +355,12 @@ def test_the_policy_holds(opened: Browsed) -> None:
     opened.said.clear()
 
 
+BEYOND = "part => part.scrollWidth - part.clientWidth"
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone(browser: Any, made: tuple[Path, Page], scheme: str) -> None:
-    opened = Browsed(browser, made[0], width=400, scheme=scheme)
+    opened = Browsed(browser, made[0], width=390, scheme=scheme)
     page = opened.page
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) > 384) == (scheme == "light")
@@ -368,14 +371,18 @@ def test_a_phone(browser: Any, made: tuple[Path, Page], scheme: str) -> None:
         head, cell = (page.locator(f"{of} .{name}").first.bounding_box() for of in ("#heads", ".row"))
         assert head is not None and cell is not None
         assert head["x"] + head["width"] == pytest.approx(cell["x"] + cell["width"], abs=16)
+        assert page.locator(f"#heads .{name}").evaluate(BEYOND) == 0
     page.locator(".row").first.click()
     page.wait_for_selector("#view h2:text-is('Latent 300')")
     assert page.locator("#view").is_visible() and not page.locator("#rows").is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") == 400
-    assert page.evaluate("document.getElementById('view').scrollWidth") <= 400
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate("document.getElementById('view').scrollWidth") <= 390
+    number = page.locator(".neighbors li > :first-child").first.bounding_box()
+    assert number is not None and number["height"] < 30, "in one line"
     page.locator(".back").click()
     page.locator("#rows").wait_for(state="visible")
     page.wait_for_function("document.querySelectorAll('.row').length > 10")
     page.locator("#to-about").click()
     page.wait_for_selector("#view h2:text-is('About these latents')")
+    assert page.locator("pre").evaluate(BEYOND) == 0
     opened.close()

@@ -32,7 +32,7 @@ def test_results_of_version_0_and_of_now(tmp_path):
     sae = {"d_sae": 64, "k": 4, "optimizer": OLD_OPTIMIZER, "init": OLD_INIT}
     assert found == {"result": {"tokens": 5}, "sae": sae, "asked": {"tokens": 256, "seed": 0}}
     write_result(tmp_path, "autointerp", found)
-    assert json.loads(path.read_text())["format_version"] == 3 and read_result(tmp_path, "autointerp") == found
+    assert json.loads(path.read_text())["format_version"] == 4 and read_result(tmp_path, "autointerp") == found
     for damaged in ("[]", "{}", '{"result": 3}'):
         path.write_text(damaged)
         assert read_result(tmp_path, "autointerp") is None

@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 
+from sampled_sae import cli
 from sampled_sae.data.text import TextSource
 from sampled_sae.evals.autointerp import Autointerp
 from sampled_sae.evals.autointerp.schema import AutointerpConfig
@@ -93,7 +94,23 @@ def test_positions_that_training_skipped_can_be_measured(tmp_path):
         assert chosen.skip_first == 10 - each
 
 
-def test_results_with_the_default_of_an_earlier_version_are_reused(tmp_path):
+def test_special_tokens_can_be_measured(tmp_path):
+    lm = LanguageModel(make_model("llama"), make_tokenizer(), "tiny")
+    (tmp_path / "a.txt").write_text("the sea " * 200)
+    sae = SAE(InferenceConfig(lm.width, 6))
+    sae.cfg.metadata.update({"model_name": "tiny", "layer": 0, "context_size": 10, "prepend_bos": True})
+    given = {"--core.left-out": 10, "--core.left-out -1": 10, "": 9}
+    for words, each in given.items():
+        few = f"sae --core.contexts 3 --core.resamples 0 --core.no-loss {words}".split()
+        config = cli.parse(cli.load("eval"), few, "eval").core
+        [found] = evaluate_saes([sae], lm, [config], text=str(tmp_path / "a.txt"))
+        assert found["core"]["measured"]["tokens"] == 3 * each
+    left_out = [Autointerp().settings_for(AutointerpConfig(left_out=ids), sae.cfg, lm).left_out for ids in (None, ())]
+    assert lm.tokenizer.bos_token_id in left_out[0] and left_out[1] == ()
+
+
+@pytest.mark.parametrize(("name", "before", "version"), [("skip_first", 0, 2), ("left_out", [], 3)])
+def test_results_with_the_default_of_an_earlier_version_are_reused(tmp_path, name, before, version):
     lm = LanguageModel(make_model("llama"), make_tokenizer(), "tiny")
     (tmp_path / "a.txt").write_text("the sea " * 200)
     sae = SAE(InferenceConfig(lm.width, 6))
@@ -106,11 +123,11 @@ def test_results_with_the_default_of_an_earlier_version_are_reused(tmp_path):
 
     measured()
     content = read_json(path := result_path(folder, "core"))
-    assert content.pop("checksum") and content["asked"]["skip_first"] is None
-    content["asked"]["skip_first"], content["format_version"], content["result"]["median_norm"] = 0, 2, -1.0
+    assert content.pop("checksum") and content["asked"][name] is None
+    content["asked"][name], content["format_version"], content["result"]["median_norm"] = before, version, -1.0
     path.write_text(json.dumps(content))
     assert measured() == -1.0
-    assert measured(skip_first=0) > 0
+    assert measured(**{name: before}) > 0
 
 
 def test_a_changed_text_is_another_question_also_if_other_files_are_read(tmp_path):

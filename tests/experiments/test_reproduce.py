@@ -180,5 +180,10 @@ def test_a_record_of_version_0_is_upgraded(tmp_path):
     record = Record(tmp_path, "tiny")
     assert all(record.is_done(paper[name]) for name in old)
     record.write()
-    assert json.loads((tmp_path / RECORD).read_text())["format_version"] == 1
+    content = json.loads((tmp_path / RECORD).read_text())
+    assert content["format_version"] == 2
+    assert all(Record(tmp_path, "tiny").is_done(paper[name]) for name in old)
+    for name in ("core", "autointerp"):  # what was the default in version 1
+        content["stages"][name]["settings"] |= {"skip_first": 0, "left_out": []}
+    (tmp_path / RECORD).write_text(json.dumps(content | {"format_version": 1}))
     assert all(Record(tmp_path, "tiny").is_done(paper[name]) for name in old)

@@ -91,7 +91,7 @@ def test_the_whole_study_continues_where_it_stopped(design, tmp_path, capsys):
     }
     assert run_study(declared, material(), out, device="cpu")
     said = capsys.readouterr().err
-    assert "harvest layer 1" in said and "train tiny batchtopk-x" in said and "core, 6 SAEs: about" in said
+    assert "harvest layer 1" in said and "train tiny batchtopk-x" in said and "core, 4 SAEs: about" in said
     rows = read_rows(path)
     by_seed = {run.seed: run for run in runs_of(declared, declared.stages[1], rows) if run.method == "l2-l3"}
     best = min((r for r in rows if r.run.method == "l2-l6" and r.measure == "rate"), key=lambda r: r.values["fvu"])
@@ -208,6 +208,41 @@ def test_it_stops_in_time_and_continues(design, tmp_path, monkeypatch, capsys):
         calls += 1
         assert calls < 9
     assert (out / "results.jsonl").read_text() == whole
+
+
+def test_a_kill_loses_a_few_saes(design, tmp_path, monkeypatch):
+    declared, train, trained = load_study(design), Layer.train, []
+
+    def killed(self, config, tokens, batch_size):
+        if len(trained) == 5:
+            raise KeyboardInterrupt
+        trained.append(config.name)
+        return train(self, config, tokens, batch_size)
+
+    assert run_study(declared, material(), tmp_path / "whole", only=["rates"], device="cpu")
+    stages = {"only": ["seeds"], "device": "cpu"}
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    assert run_study(declared, material(), tmp_path / "whole", **stages)
+    monkeypatch.setattr(Layer, "train", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(declared, material(), tmp_path / "parts", **stages)
+    rows = read_rows(tmp_path / "parts" / "results.jsonl")
+    for measure in ("select", "core", "slices"):
+        assert [row.run.name for row in rows if row.measure == measure] == trained[:4]
+    monkeypatch.undo()
+    assert run_study(declared, material(), tmp_path / "parts", **stages)
+    parts, whole = ((tmp_path / name / "results.jsonl").read_text().splitlines() for name in ("parts", "whole"))
+    assert sorted(map(untimed, parts)) == sorted(map(untimed, whole))
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_results_do_not_depend_on_the_groups_that_are_measured_together(design, tmp_path, monkeypatch, size):
+    declared, found = load_study(design), []
+    for name in ("usual", "other"):
+        assert run_study(declared, material(), tmp_path / name, device="cpu")
+        found.append((tmp_path / name / "results.jsonl").read_text().splitlines())
+        monkeypatch.setattr(study, "at_once", lambda measure: size)
+    assert sorted(map(untimed, found[0])) == sorted(map(untimed, found[1])) and found[0] != found[1]
 
 
 def test_what_fails_does_not_hold_up_the_rest(design, tmp_path, monkeypatch, capsys):

@@ -154,9 +154,18 @@ def test_a_phone(browser: Any, report: Path, scheme: str) -> None:
     cross = opened.data("s0-pareto")[-1]["marker"]["color"]
     assert cross == {"light": "#000000", "dark": "#ffffff"}[scheme]
     assert opened.page.evaluate("document.getElementById('s0-pareto').layout.dragmode") is False
+    wide = opened.page.evaluate(SCROLLED)
+    assert {name for name, _ in wide} == {"contents", "scroll", "scroll words"}
+    assert all(background == "local, scroll, scroll" for _, background in wide), "a shadow says that there is more"
+    opened.page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+    assert not {name for name, _ in opened.page.evaluate(SCROLLED)} - {name for name, _ in wide}
     opened.close()
 
 
+SCROLLED = """() => [...document.querySelectorAll("body *")]
+  .filter(part => part.clientWidth && part.scrollWidth > part.clientWidth)
+  .filter(part => getComputedStyle(part).overflowX === "auto")
+  .map(part => [part.className.trim(), getComputedStyle(part).backgroundAttachment])"""
 CUT = """() => [...document.querySelectorAll(".plot text")].filter(text => {
   const inner = text.getBoundingClientRect(), outer = text.closest(".plot").getBoundingClientRect();
   return inner.width && (inner.left < outer.left || inner.top < outer.top - 1 || inner.right > outer.right + 1 ||

@@ -82,9 +82,9 @@ class Autointerp(Evaluation):
 
     def settings_for(self, config: AutointerpConfig, sae: InferenceConfig, model: LanguageModel) -> AutointerpConfig:
         """Without special tokens and training's first positions, unless the settings name others."""
-        known = {*special_tokens(model.tokenizer), find_end_of_text(model.tokenizer)}
-        skip_first = skipped(config.skip_first, sae)
-        return replace(config, left_out=config.left_out or tuple(sorted(known)), skip_first=skip_first)
+        known = sorted({*special_tokens(model.tokenizer), find_end_of_text(model.tokenizer)})
+        left_out = tuple(known) if config.left_out is None else config.left_out
+        return replace(config, left_out=left_out, skip_first=skipped(config.skip_first, sae))
 
     def check(self, config: AutointerpConfig) -> None:
         """A missing key, and packages of the chat client."""

@@ -211,7 +211,7 @@ def evaluate_autointerp_many(
     check_contexts(contexts)
     check_buffer(settings.buffer, contexts)
     contexts = contexts.long().cpu()
-    counted = counted_positions(contexts, settings.skip_first or 0, settings.left_out)
+    counted = counted_positions(contexts, settings.skip_first or 0, settings.left_out or ())
     # Before anything is computed: a missing key or model must not cost an hour.
     workers = Workers(model, contexts, settings)
     latents = sum(min(most_latents(settings), sae.d_sae) for sae in saes)

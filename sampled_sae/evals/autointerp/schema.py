@@ -65,8 +65,9 @@ class AutointerpConfig(Config):
     """A latent is alive if it fires at more tokens than this."""
     skip_first: Count | None = None
     """Positions at the start of each context at which firing is not counted. Default: those that training excluded."""
-    left_out: tuple[int, ...] = ()
-    """Ids of tokens at which firing is not counted; `special_tokens` gives those that SAEBench excludes."""
+    left_out: tuple[int, ...] | None = None
+    """Ids of tokens at which firing is not counted; no ids exclude none. Default: the tokenizer's BOS, EOS and PAD, and
+    the token at the end of documents."""
     norm_factor: NormFactor = 10.0
     """Firing is not counted at tokens whose norm is above this factor times the median, whose activations exceed all
     others. inf includes them, as SAEBench does."""

@@ -156,7 +156,7 @@ class Core(Evaluation):
         return replace(
             config,
             skip_first=skipped(config.skip_first, sae),
-            left_out=config.left_out or special_tokens(model.tokenizer),
+            left_out=special_tokens(model.tokenizer) if config.left_out is None else config.left_out,
             norm_limit=None if limit is None else float(limit),
             # An SAE that was trained without high-norm tokens leaves them as they are.
             put_in=config.put_in or ("saebench" if limit is None and saved is None else "normal"),

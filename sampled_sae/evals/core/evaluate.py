@@ -42,7 +42,7 @@ class Survey(NamedTuple):
 
 def survey(model: LanguageModel, layer: Where, contexts: Tensor, settings: CoreConfig) -> Survey:
     """Contexts [n, L] -> positions and means. The model reads all of them once, those with high norms twice."""
-    measured = counted_positions(contexts, settings.skip_first or 0, settings.left_out)
+    measured = counted_positions(contexts, settings.skip_first or 0, settings.left_out or ())
     norms = torch.zeros(contexts.shape)
     batches = -(-len(contexts) // settings.legacy_batch)
     total = torch.zeros(batches, model.width_at(layer), dtype=torch.float64, device=model.device)

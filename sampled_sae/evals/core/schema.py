@@ -38,8 +38,8 @@ class CoreConfig(Config):
     """Tokens per context. Default: as in training."""
     skip_first: Count | None = None
     """Positions to exclude at the start of each context. Default: those that training excluded."""
-    left_out: tuple[int, ...] = ()
-    """Ids of tokens to exclude; `special_tokens` gives those that SAEBench excludes."""
+    left_out: tuple[int, ...] | None = None
+    """Ids of tokens to exclude; no ids exclude none. Default: the tokenizer's BOS, EOS and PAD, as in SAEBench."""
     norm_factor: NormFactor = 10.0
     """Tokens whose norm is above this many times the median of the measured ones are high-norm tokens. A limit that
     training saved with the SAE replaces 10, but no other factor."""
