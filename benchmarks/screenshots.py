@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import tempfile
 from dataclasses import replace
@@ -16,8 +15,11 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
-from sampled_sae.method import presets
-from sampled_sae.method.config import Multiplier, OptimizerConfig, PoolConfig, Released, SAEConfig
+from sampled_sae.evals import get_evaluation
+from sampled_sae.experiments.design import load_study
+from sampled_sae.experiments.results import RESULTS
+from sampled_sae.method.presets import parse_methods
+from sampled_sae.reporting.study import Results, Row, read_rows
 from sampled_sae.reporting.synthetic import write_page
 from sampled_sae.reporting.write import write_report
 
@@ -26,6 +28,7 @@ IMAGES = DOCS / "images"
 CHROME = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
+SHOWN = ("core", "probing", "absorption")
 BESIDE = """
 #results { display: grid; grid-template-columns: 1fr 1fr; gap: 0 2rem; border: 0; margin: 0; padding: 0.5rem; }
 #results > h2, #results > .pair, #results > .key ~ .key { display: none; }
@@ -35,36 +38,42 @@ BESIDE = """
 #training > h2, #training > .note, #training figure:nth-child(n + 3) { display: none; }
 main { max-width: none !important; }
 """
+STILL = "nav { position: static !important; }"
 
 
-def config_of(name: str, d_sae: int, k: int) -> SAEConfig:
-    """The settings of an SAE in docs/smollm2 by its name there, such as `l2, l = 30, released at 70%`."""
-    if name == "BatchTopK":
-        return presets.batchtopk(d_sae, k)
-    if name.startswith("TopK"):
-        return presets.topk_then_batchtopk(d_sae, k)
-    score = re.split(r"[ ,]", name)[0]
-    if share := re.search(r"(\d+)%, released", name):
-        return presets.released(d_sae, k, score, int(share[1]) / 100)
-    size = Multiplier(float(name.split("l = ")[1].split(",")[0]))
-    pool = PoolConfig(score, size)
-    return SAEConfig(d_sae, k, pool=replace(pool, schedule=Released(0.7)) if "released" in name else pool)
-
-
-def smollm2(folder: Path) -> Path:
-    """Write the results of docs/smollm2 as SAEs' folders, and their report; return its page."""
-    for number, sae in enumerate(json.loads((DOCS / "smollm2" / "saes.json").read_text())["saes"]):
-        config = replace(config_of(sae["name"], 65_536, 60), seed=sae["seed"], optimizer=OptimizerConfig(lr=sae["lr"]))
-        # Each method at one learning rate: SAEs that differ in their seed alone are one row.
-        plain = replace(config, optimizer=OptimizerConfig(), name=f"sae-{number}").to_dict()
-        place = folder / "saes" / f"sae-{number}"
-        (place / "evals").mkdir(parents=True)
-        metadata = {"model_name": "SmolLM2-135M", "layer": 12}
-        (place / "sampled_sae.json").write_text(json.dumps({"config": plain, "metadata": metadata}))
-        for name in ("core", "probing", "absorption"):
-            if sae[name]:
-                (place / "evals" / f"{name}.json").write_text(json.dumps({"result": sae[name], "sae": plain}))
+def study(folder: Path) -> Path:
+    """Write the SAEs of the study's primary setting, of methods with several seeds, as folders with results, and their
+    report; return its page."""
+    declared = load_study(DOCS / "results" / "design.json")
+    place, rows = declared.settings["primary"], read_rows(DOCS / "results" / RESULTS, declared.settings)
+    models = {name: setting.model for name, setting in declared.settings.items()}
+    results = Results(rows, models, rate_of={name: method.rate_of for name, method in declared.methods.items()})
+    best = {method: results.best("primary", method) for method in results.repeated("primary")}
+    for row in rows:
+        if row.run.setting != "primary" or row.measure not in SHOWN or row.run.factor != best.get(row.run.method):
+            continue
+        spec = declared.methods[row.run.method].spec
+        (config,) = parse_methods([spec], d_sae=place.d_sae, k=place.k, seeds=(row.run.seed,))
+        config = replace(config, name=f"{row.run.method}-s{row.run.seed}")
+        sae = folder / "saes" / f"{row.run.method}-s{row.run.seed}"
+        (sae / "evals").mkdir(parents=True, exist_ok=True)
+        metadata = {"model_name": "SmolLM2-135M", "layer": place.layer}
+        (sae / "sampled_sae.json").write_text(json.dumps({"config": config.to_dict(), "metadata": metadata}))
+        result = {"result": result_of(row), "sae": config.to_dict()}
+        (sae / "evals" / f"{row.measure}.json").write_text(json.dumps(result))
     return write_report([folder / "saes"], folder / "out", figures=False).page
+
+
+def result_of(row: Row) -> dict[str, Any]:
+    """The result of an evaluation, as far as the study keeps it: each metric where the evaluation has it."""
+    result: dict[str, Any] = {}
+    for metric in get_evaluation(row.measure).metrics:
+        if metric.name in row.values:
+            inner = result
+            for part in metric.path[:-1]:
+                inner = inner.setdefault(part, {})
+            inner[metric.path[-1]] = row.values[metric.name]
+    return result
 
 
 def synthetic(folder: Path) -> Path:
@@ -100,7 +109,8 @@ def main() -> None:
     given = parser.parse_args()
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=CHROME, args=["--no-sandbox"])
-        page = opened(browser, smollm2(Path(folder)), 1120, 900)
+        page = opened(browser, study(Path(folder)), 1120, 900)
+        page.add_style_tag(content=STILL)
         page.locator("#s0-summary").screenshot(path=IMAGES / "report-summary.png")
         page.locator("#s0-compare").screenshot(path=IMAGES / "report.png")
         page = beside(browser, synthetic(Path(folder)))
