@@ -66,11 +66,9 @@ def _instead(results: Results) -> str:
         ]
         model = results.models[setting].rpartition("/")[2]
         absent = [METRICS[metric].title for metric in GOAL if metric not in metrics]
-        without = (
-            f" {' and '.join(absent).capitalize()} {'was' if len(absent) == 1 else 'were'} not measured."
-            if absent
-            else ""
-        )
+        titles = " and ".join(absent)
+        were = "was" if len(absent) == 1 else "were"
+        without = f" {titles[0].upper()}{titles[1:]} {were} not measured." if titles else ""
         parts.append(f"{model} (`{setting}`): {_listed(names) or 'undecided'}.{without}")
     return f"{' '.join(parts)} Of the methods with several seeds, no other is better there in any metric of the goal."
 

@@ -192,6 +192,10 @@ def test_the_answer(results):
     assert "m (`first`): batchtopk (FVU 0.0660) and same (FVU 0.0660)." in text
     better = Results([row for row in rows() if row.run.method != "good" or row.measure == "core"], {"first": "m"})
     assert "better in some metric: good (FVU, CE loss recovered)." in answer(better, [], {}, ROLES)
+    without_ce = [
+        row._replace(values={"fvu": row.values["fvu"]}) if row.measure == "core" else row for row in better.rows
+    ]
+    assert ". CE loss recovered was not measured." in answer(Results(without_ce, better.models), [], {}, ROLES)
     assert answer(Results([], {}), [], {}, ROLES) == "Not run yet: there are no results."
 
 
