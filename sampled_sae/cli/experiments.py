@@ -201,7 +201,7 @@ class StudyCommand:
     report_text: str | None = None
     """run: text for the reported core metrics."""
     tokens: int = 131_072
-    """run: tokens of each of these two, taken evenly from the whole text."""
+    """run: tokens of each of these two, evenly spaced over the text, or over its first tokens, 128 times as many."""
     probing: tuple[str, ...] = ()
     """run: datasets of the measure probing."""
     models: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from sampled_sae.kernels.path import FastPath
 from sampled_sae.kernels.select import Kept
 from sampled_sae.kernels.sparse import Rows, decode_error
 from sampled_sae.method.config import JumpReLUConfig
-from sampled_sae.method.jumprelu import encoder_input, penalty, thresholds, window
+from sampled_sae.method.jumprelu import encoder_input, fine, penalty, thresholds, window
 from sampled_sae.method.parameters import JumpReLUParameters
 from sampled_sae.method.selection import Outcome, Selection
 
@@ -55,10 +55,10 @@ class FastJumpReLUPath(FastPath):
     def _select(self, step: int, pool: Tensor) -> Selection:
         weights, W_enc = self.weights, self.optimizer.W_enc
         x16 = padded_copy(encoder_input(self.x, weights, self.settings), W_enc.dtype)
-        if self.settings.variant == "relative":
-            self.z = torch.addmm(weights.b_enc.to(x16.dtype), x16, W_enc.T)
-        else:  # its windows may be narrower than the steps of 16 bits
+        if fine(self.settings):
             self.z = product(x16, W_enc.T).add_(weights.b_enc)
+        else:
+            self.z = torch.addmm(weights.b_enc.to(x16.dtype), x16, W_enc.T)
         theta = thresholds(weights, self.settings)
         token, latent = (self.z > theta).nonzero(as_tuple=True)
         number, m = len(token), len(theta)

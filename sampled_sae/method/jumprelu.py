@@ -8,6 +8,9 @@ from torch import Tensor
 from sampled_sae.method.config import JumpReLUConfig, SAEConfig
 from sampled_sae.method.parameters import JumpReLUParameters
 
+FINE = 0.1
+"""Relative width of a window that has at least 12 steps of 16 bits."""
+
 
 def thresholds(weights: JumpReLUParameters, config: JumpReLUConfig) -> Tensor:
     """The threshold of each latent [m]."""
@@ -22,6 +25,11 @@ def encoder_input(x: Tensor, weights: JumpReLUParameters, config: JumpReLUConfig
 def window(theta: Tensor, config: JumpReLUConfig) -> Tensor:
     """Width of the window around each threshold [m]."""
     return config.bandwidth * (theta if config.variant == "relative" else torch.ones_like(theta))
+
+
+def fine(config: JumpReLUConfig) -> bool:
+    """Whether windows may hold so few of the steps of 16 bits that activations need 32."""
+    return config.variant == "dictionary_learning" or config.bandwidth < FINE
 
 
 def penalty(x: Tensor, l0: float, step: int, steps: int, config: SAEConfig) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
+import shutil
 import struct
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +17,7 @@ import torch
 
 from sampled_sae.models.llama import read_shape
 from sampled_sae.utils.errors import UserError
-from sampled_sae.utils.files import new_folder
+from sampled_sae.utils.files import alone_in, new_folder, remove_leftovers
 from sampled_sae.utils.progress import show
 from sampled_sae.utils.third_party import package
 
@@ -24,23 +26,44 @@ LARGEST = 2**30
 """Bytes of the weights above which no copy is kept."""
 
 
-def copy_of(path: Path, dtype: torch.dtype) -> Path:
-    """The folder for a copy of a GGUF file with weights of that type, in the format of transformers."""
-    about = path.stat()
-    version = f"{path.resolve()} {about.st_size} {about.st_mtime_ns} {dtype}"
-    return COPIES.expanduser() / f"{path.stem}-{hashlib.blake2b(version.encode(), digest_size=8).hexdigest()}"
+def copy_of(path: Path, dtype: torch.dtype) -> Path | None:
+    """The folder for a copy of a GGUF file with weights of that type, in the format of transformers.
+
+    None if there is no home directory.
+    """
+    about, resolved = path.stat(), path.resolve()
+    # One version of transformers may not understand what another one has saved: 4 takes the default for version 5's
+    # base of the rotary angles.
+    version = f"{about.st_size} {about.st_mtime_ns} {package('transformers').__version__}"
+    try:
+        return COPIES.expanduser() / f"{path.stem}-{_short(f'{resolved} {dtype}')}-{_short(version)}"
+    except RuntimeError:
+        return None
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 def keep_copy(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Write a model of the Llama family, which is read and run faster from there; no other, and no large one."""
+    """Write a model of the Llama family, which is read and run faster from there; no other, and no large one.
+
+    Copies of earlier versions of the file are removed.
+    """
     size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     if type(model).__name__ != "LlamaForCausalLM" or size > LARGEST:
         return
-    with suppress(UserError), new_folder(folder) as made:  # a full disk, say: it goes without
-        for part in (model, tokenizer):
-            part.save_pretrained(made)
-        if read_shape(made) is None:
-            raise UserError("not a plain Llama: reading the copy would not be faster")
+    root, name = folder.parent, folder.name.rpartition("-")[0]
+    with suppress(UserError), alone_in(root, wait=60):  # a full disk, say: it goes without
+        remove_leftovers(root)
+        for old in root.glob(f"{glob.escape(name)}-*"):
+            if old != folder:
+                shutil.rmtree(old, ignore_errors=True)
+        with new_folder(folder) as made:
+            for part in (model, tokenizer):
+                part.save_pretrained(made)
+            if read_shape(made) is None:
+                raise UserError("not a plain Llama: reading the copy would not be faster")
 
 
 # Types of values in a GGUF file, as struct has them.
@@ -73,8 +96,8 @@ def gguf_bos(path: Path) -> bool | None:
                 key, found = value(TEXT), value(value(4))
                 if key == b"tokenizer.ggml.add_bos_token":
                     return bool(found)
-        # transformers could read it all the same
-        except (struct.error, KeyError, OverflowError, MemoryError, RecursionError):
+        # transformers could read it all the same; lengths of a damaged file may be beyond any file's
+        except (struct.error, KeyError, OverflowError, MemoryError, RecursionError, OSError, ValueError):
             return None
     return None
 

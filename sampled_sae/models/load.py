@@ -55,7 +55,9 @@ def load_model(
     bos, folder = (None, Path(source.where)) if file is None else (gguf_bos(file), copy_of(file, dtype))
 
     def plain() -> LanguageModel | None:
-        found = _read_llama(transformers, source, folder, layers, dtype) if source.local else None
+        if folder is None or not source.local:
+            return None
+        found = _read_llama(transformers, source, folder, layers, dtype)
         return None if found is None else LanguageModel(_move(found[0], place, source.name), found[1], source.name, bos)
 
     if (made := plain()) is not None:
@@ -68,7 +70,7 @@ def load_model(
             check_layer(layer, count, source.name)
         tokenizer = _read_tokenizer(transformers, source)
         weights = _read_weights(transformers, source, config, dtype)
-        if file is not None:
+        if file is not None and folder is not None:
             keep_copy(folder, weights, tokenizer)
     if file is not None and (made := plain()) is not None:
         return made
@@ -199,7 +201,12 @@ def _read_llama(
     here = replace(source, where=str(folder), gguf=None)
     with ThreadPoolExecutor(1) as pool, quiet():
         weights = pool.submit(read_llama, folder, shape, dtype)
-        tokenizer = _read_tokenizer(transformers, here, _plain_tokenizer(folder))
+        try:
+            tokenizer = _read_tokenizer(transformers, here, _plain_tokenizer(folder))
+        except UserError:
+            if source.gguf is None:
+                raise
+            return None  # a damaged copy, which is made again
         made = weights.result()
     return None if made is None else (made, tokenizer)
 

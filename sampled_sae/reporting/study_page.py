@@ -164,19 +164,19 @@ POOLED = ("probing_1", "probing_5", "absorption", "absorption_f1")
 def pooled(results: Results, model: str) -> Results:
     """The deciding settings of a model as one, in which each seed of a setting is a seed of its own.
 
-    Methods keep the learning rate that counts in each setting; those that were measured in one setting are left out.
+    Methods keep the learning rate that counts in each setting; what was measured in one setting is left out.
     """
     settings = [setting for setting in results.deciding if results.models[setting] == model]
     measures = {METRICS[metric].measure for metric in POOLED}
     rows: list[Row] = []
-    where: dict[str, set[str]] = {}
+    where: dict[tuple[str, str], set[str]] = {}
     for row in results.rows:
         setting, method, factor, seed = row.run
         if setting in settings and row.measure in measures and factor == results.rate(setting, method, row.measure):
             run = Run(model, method, 1.0, settings.index(setting) * FAR + seed)
             rows.append(row._replace(run=run))
-            where.setdefault(method, set()).add(setting)
-    return Results([row for row in rows if len(where[row.run.method]) > 1], {model: model})
+            where.setdefault((method, row.measure), set()).add(setting)
+    return Results([row for row in rows if len(where[row.run.method, row.measure]) > 1], {model: model})
 
 
 # ---- the page ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 
 from sampled_sae import kernels
 from sampled_sae.method.config import SAEConfig, Scope
+from sampled_sae.method.jumprelu import fine
 from sampled_sae.method.scores import get_score
 from sampled_sae.training.checkpoint import KEEP
 from sampled_sae.training.settings import CHECKPOINT_STEPS, TrainConfig
@@ -75,8 +76,9 @@ def _fast_working(config: SAEConfig, d: int, batch_size: int, shards: int) -> in
             z += 8 * m * batch_size  # what a score of the user's own takes: it sees all of Z in 32 bits
     if config.jumprelu is not None:
         z += 4 * m * batch_size  # which are above their thresholds, gradients of all
+        if fine(config.jumprelu):
+            z += 2 * m * batch_size  # values of 32 bits
         if config.jumprelu.variant == "dictionary_learning":
-            z += 2 * m * batch_size  # its values have 32 bits
             active = m / 2  # the first steps keep half of them
     # Partial sums of long lists: a row for each 128 entries.
     lists = (60 + d / 16) * active * batch_size + batch_size * ((6 + 2 * len(config.prefixes or (m,))) * d + m // 8)

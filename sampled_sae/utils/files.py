@@ -31,9 +31,10 @@ def writing(path: Path) -> Iterator[None]:
     """Turn the operating system's errors when writing to `path` into one line."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        # safetensors has the operating system's error in its message.
-        wrapped = re.search(r"os error (\d+)", str(error))
+    except Exception as error:
+        # safetensors has the operating system's error in its message, and so has tokenizers, in a bare Exception.
+        foreign = type(error) in (SafetensorError, Exception)
+        wrapped = re.search(r"os error (\d+)", str(error)) if foreign else None
         number = error.errno if isinstance(error, OSError) else wrapped and int(wrapped[1])
         if number is None:
             raise

@@ -111,19 +111,21 @@ def test_a_run_is_that_of_the_plain_path(monkeypatch):
         assert distance(mine, other) < (0.5 if name == "b_enc" else 0.01), name
 
 
-def test_windows_may_be_narrower_than_the_steps_of_16_bits():
-    """Windows of dictionary_learning are absolute; z in 16 bits would lie on a grid, and most windows be empty."""
+@pytest.mark.parametrize("variant", ["relative", "dictionary_learning"])
+def test_windows_may_be_narrower_than_the_steps_of_16_bits(variant):
+    """In 16 bits z would lie on a grid, and most of these windows be empty."""
     m, tokens, d = 24, 200, 16
     weights, x = weights_and_batch(d, 1, m, tokens)
     theta = torch.linspace(0.5, 2.0, m, device=DEVICE)
-    weights = JumpReLUParameters(*weights, threshold=theta)
-    settings = JumpReLUConfig(bandwidth=0.02, warmup_steps=4, variant="dictionary_learning")
+    relative = variant == "relative"
+    weights = JumpReLUParameters(*weights, threshold=theta.log() if relative else theta)
+    settings = JumpReLUConfig(bandwidth=0.02, warmup_steps=4, variant=variant)
     config = ss.jumprelu(m, K, jumprelu=settings, auxk=AuxKConfig(alpha=0))
     generator = torch.Generator(DEVICE).manual_seed(0)
     fast = FastJumpReLUPath(weights, config, STEPS, generator)
     fast.select(4 * x, 3, torch.zeros(m, dtype=torch.bool, device=DEVICE))
     z = 4 * x.double() @ weights.W_enc.double().T + weights.b_enc.double()
-    near = (z - theta).abs() < 0.01
+    near = (z - theta).abs() < 0.01 * (theta if relative else 1)
     out = torch.zeros(tokens, fast.optimizer.W_dec.shape[1], dtype=torch.bfloat16, device=DEVICE)
     out[:, :d] = torch.randn(tokens, d, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     on_codes = torch.where(near, out[:, :d].double() @ weights.W_dec.double().T, 0).sum(0)

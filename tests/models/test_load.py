@@ -1,5 +1,6 @@
 import importlib.metadata
 import json
+import struct
 import sys
 from pathlib import Path
 
@@ -42,6 +43,10 @@ def copies(monkeypatch, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("copies")
     monkeypatch.setattr(gguf_files, "COPIES", folder)
     return folder
+
+
+def kept(copies: Path) -> list[Path]:
+    return [each for each in copies.iterdir() if each.is_dir()]
 
 
 @pytest.fixture(scope="module")
@@ -150,22 +155,36 @@ def test_a_gguf_file_is_converted_once(gguf, copies, tokens, monkeypatch):
         with pytest.raises(UserError, match="layer"):
             load_model(gguf, "cpu", layers=[LAYERS])
     load_model(gguf, "cpu", torch.bfloat16)
-    assert len(list(copies.iterdir())) == 2  # one for each dtype
+    assert len(kept(copies)) == 2  # one for each dtype
     first.generate("the", max_new_tokens=2)
 
 
 def test_a_copy_of_a_gguf_file_that_is_damaged_or_outdated_is_made_again(gguf, copies, tokens, tmp_path):
     expected = load_model(gguf, "cpu").logits(tokens)
-    [copy] = copies.iterdir()
-    (copy / "model.safetensors").write_bytes(b"")
-    assert same(load_model(gguf, "cpu").logits(tokens), expected)
-    assert (copy / "model.safetensors").stat().st_size > 0
+    [copy] = kept(copies)
+    for name in ("model.safetensors", "tokenizer.json"):
+        (copy / name).write_bytes(b"")
+        assert same(load_model(gguf, "cpu").logits(tokens), expected)
+        assert (copy / name).stat().st_size > 0
     path = tmp_path / "tiny.gguf"
     save_gguf(make_model("llama", seed=0), path)
     before = load_model(path, "cpu").logits(tokens)
+    (copies / f".{copy.name}.killed.tmp").mkdir()
     path.unlink()
     save_gguf(make_model("llama", seed=1), path)
     assert not same(load_model(path, "cpu").logits(tokens), before)
+    assert len(kept(copies)) == 2  # one for each file: the outdated one is gone
+    assert not list(copies.glob("*.tmp"))
+
+
+def test_another_version_of_transformers_makes_its_own_copy_of_a_gguf_file(gguf, copies, monkeypatch):
+    load_model(gguf, "cpu")
+    [first] = kept(copies)
+    # transformers puts another module in its own place
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.1")
+    load_model(gguf, "cpu")
+    [second] = kept(copies)
+    assert second != first
 
 
 def test_without_a_place_for_copies_a_gguf_file_is_read_each_time(gguf, copies, tokens, monkeypatch):
@@ -177,6 +196,26 @@ def test_without_a_place_for_copies_a_gguf_file_is_read_each_time(gguf, copies, 
     monkeypatch.setattr(gguf_files, "LARGEST", 100)
     load_model(gguf, "cpu")
     assert not (copies / "none").exists()
+
+
+def test_without_a_home_directory_a_gguf_file_is_read_each_time(gguf, tokens, monkeypatch):
+    expected = load_model(gguf, "cpu").logits(tokens)
+
+    def unknown(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", lambda path: path if path == gguf else unknown(path))
+    torch.testing.assert_close(load_model(gguf, "cpu").logits(tokens), expected)
+
+
+def test_if_the_disk_is_full_at_the_tokenizer_no_copy_is_kept(gguf, copies, tokens, monkeypatch):
+    def full(*_: object, **__: object) -> None:  # as the package tokenizers says it
+        raise Exception("No space left on device (os error 28)")
+
+    monkeypatch.setattr(transformers.PreTrainedTokenizerBase, "save_pretrained", full)
+    lm = load_model(gguf, "cpu")
+    assert not isinstance(lm.model, Llama) and lm.logits(tokens).isfinite().all()
+    assert not kept(copies)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -209,6 +248,13 @@ def test_a_gguf_file_cut_short(gguf, tmp_path, share):
     content = gguf.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(content[: int(share * len(content))])
     refused(tmp_path / "cut.gguf", "the GGUF file is damaged or of a kind that cannot be read")
+
+
+@pytest.mark.parametrize("count", [2**58, 2**60])
+def test_a_gguf_file_with_a_list_longer_than_any_file(tmp_path, count):
+    numbers = b"a" + struct.pack("<IIQ", 9, 10, count)  # a field "a": a list of 64-bit integers
+    (tmp_path / "long.gguf").write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 2, 1) + numbers)
+    refused(tmp_path / "long.gguf", "the GGUF file is damaged or of a kind that cannot be read")
 
 
 def test_a_file_that_is_no_gguf(tmp_path):

@@ -233,7 +233,7 @@ def test_one_seed_decides_nothing():
 
 def test_settings_of_a_model_are_pooled():
     """Pairs stay within their setting, a seed of another setting is another cluster, and rates are the best ones."""
-    second = [row for row in rows("second", 0.5) if row.run.method != "same"]
+    second = [row for row in rows("second", 0.5) if row.run.method != "same" or row.measure == "absorption"]
     worse_rate = [
         Row(row.run._replace(factor=2.0), row.measure, {name: value + 1 for name, value in row.values.items()}, {})
         for row in second
@@ -241,7 +241,9 @@ def test_settings_of_a_model_are_pooled():
     other = rows("third", -1)
     models = {"first": "m", "second": "m", "third": "n"}
     joint = pooled(Results([*rows(), *second, *worse_rate, *other], models), "m")
-    assert joint.methods("m") == ["batchtopk", "good", "bad"], "the others were measured in one setting"
+    with_probing = [method for method in joint.methods("m") if joint.measured("m", method, "probing_1")]
+    assert with_probing == ["batchtopk", "good", "bad"], "the other was measured in one setting"
+    assert len(joint.measured("m", "same", "absorption")) == 6 * 3
     it, verdict = joint.difference("m", "good", "batchtopk", "probing_1")
     apart = [Results(rows(), models).difference("first", "good", "batchtopk", "probing_1")[0].mean]
     apart.append(Results(second, models).difference("second", "good", "batchtopk", "probing_1")[0].mean)
