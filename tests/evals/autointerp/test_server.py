@@ -3,7 +3,6 @@
 import importlib.metadata
 import importlib.util
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import torch
 from sampled_sae.evals.autointerp.chat import Chat, ChatConfig, Question
 from sampled_sae.evals.autointerp.evaluate import evaluate_autointerp
 from sampled_sae.evals.autointerp.schema import AutointerpConfig, estimate_calls
+from sampled_sae.models.llama import Llama
 from tests.evals.autointerp.tools import word_contexts, word_model, word_sae
 
 STARTS_WITHIN = 120
@@ -45,15 +45,13 @@ def server(tmp_path_factory):
         pytest.skip(why)
     from sampled_sae.models.load import load_model
 
-    folder = tmp_path_factory.mktemp("smollm2")
     lm = load_model("smollm2", "cpu", torch.bfloat16)
-    lm.model.save_pretrained(folder)
-    lm.tokenizer.save_pretrained(folder)
+    assert isinstance(lm.model, Llama)
+    folder, log = lm.model.folder, tmp_path_factory.mktemp("server") / "log"
     del lm
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    log = folder / "server.log"
     arguments = [command(), "serve", folder, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -68,7 +66,6 @@ def server(tmp_path_factory):
     finally:
         process.kill()  # it has nothing to save
         process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
