@@ -63,7 +63,7 @@ class Tested(NamedTuple):
 
 
 def outcome(results: Results, claim: Claim, synthetic: Synthetic | None = None) -> Tested:
-    """The first setting with several seeds decides; one with the opposite verdict makes a supported claim mixed."""
+    """The first setting with several seeds decides, unless settings contradict each other: then the claim is mixed."""
     if claim.kind == "synthetic":
         return _synthetic(claim, synthetic or {})
     if claim.kind in ("dominated", "front", "no best"):
@@ -77,7 +77,7 @@ def outcome(results: Results, claim: Claim, synthetic: Synthetic | None = None) 
     first = next(iter(found))
     effect = found[first][0]
     each = [_in_setting(results, claim, setting, verdict) for setting, (_, verdict) in found.items()]
-    mixed = {"supported", "refuted"} <= set(each) and each[0] != "undecided"
+    mixed = {"supported", "refuted"} <= set(each)
     return Tested("mixed" if mixed else each[0], effect, len(found), first, beside)
 
 

@@ -99,6 +99,9 @@ def test_claims(results):
     assert decided(results, replace(claim("good", "better", "probing_1"), ratio=2)) == "refuted"
     turned = Results([*rows(), *rows("second", -1)], {"first": "m", "second": "m"})
     assert decided(turned, claim("good", "better")) == decided(turned, claim("bad", "better")) == "mixed"
+    others = [*rows("first", 0), *rows("second"), *rows("third", -1)]
+    undecided = Results(others, dict.fromkeys(("first", "second", "third"), "m"))
+    assert decided(undecided, claim("good", "better")) == "mixed", "the first decides nothing, the others contradict"
     table = claims_table(results, [claim("good", "better"), claim("absent", "worse")])
     assert table.rows[0][2] == "supported" and table.rows[0][-2] == 2 and table.rows[1][2] == "not measured"
 
