@@ -16,6 +16,7 @@ from typing import Any
 from sampled_sae.reporting.claims import Claim, Synthetic, claims_table, goal_table, verdicts_table
 from sampled_sae.reporting.study import BASE, GOAL, METRICS, UNEQUAL, Results, Row, Run, by_seed, judged, leading
 from sampled_sae.reporting.study_answer import NOT_RUN, answer
+from sampled_sae.reporting.study_power import power_table
 from sampled_sae.reporting.study_synthetic import synthetic_table
 from sampled_sae.reporting.tables import markdown
 from sampled_sae.utils.files import read_text, write_text
@@ -43,6 +44,10 @@ EMPTY = """# Results
 ## The goal
 
 <!-- begin goal --><!-- end goal -->
+
+## What more seeds would decide
+
+<!-- begin power --><!-- end power -->
 
 ## Main metrics
 """
@@ -190,12 +195,15 @@ def page_blocks(
     synthetic: Synthetic | None = None,
     details: str = "",
 ) -> list[Block]:
-    """The blocks of the page: the answer, the claims, the goal and the main metrics where it is decided."""
+    """The blocks of the page: the answer, the claims, the goal, what more seeds would decide in the first setting, and
+    the main metrics where the goal is decided."""
     baselines = [name for name, role in roles.items() if role == "baseline"]
+    leaders = leading(results.rows, roles)
     return [
         ("answer", answer(results, claims, needed or {}, roles, synthetic)),
         ("claims", verdicts_table(results, claims, needed or {}, synthetic, details)),
-        goal_table(results, leading(results.rows, roles), baselines),
+        goal_table(results, leaders, baselines),
+        power_table(results, results.goals[0] if results.goals else "", leaders, baselines)._replace(name="power"),
         *(summary_table(results, setting) for setting in results.goals),
     ]
 
@@ -236,6 +244,7 @@ def detailed_sections(
             table = difference_table(results, setting, metric, factor=1.0)
             made.append((f"{_titled(metric)}, all with the default learning rate", table))
         made.append((f"{BASE} against itself", self_table(results, setting)))
+        made.append(("What more seeds would decide", power_table(results, setting, leaders, baselines)))
         found.append((setting, made))
     for model in dict.fromkeys(results.models[setting] for setting in results.deciding):
         joint = pooled(results, model)

@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from sampled_sae.experiments.design import load_study
-from sampled_sae.reporting.study import Results, read_rows
+from sampled_sae.reporting.study import METRICS, Results, leading, read_rows
+from sampled_sae.reporting.study_power import Spread, seeds_needed, spread, together
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -177,3 +178,36 @@ def test_jumprelu_on_a_small_language_model():
         assert len(found) == 2
         cells_.append(f"{statistics.fmean(found) / base - 1:+.1%}")
     assert f"| {' | '.join(cells_)} |" in text
+
+
+def test_what_more_seeds_would_decide():
+    declared = load_study(ROOT / "docs/results/design.json")
+    rows = read_rows(ROOT / "docs/results/results.jsonl", declared.settings)
+    models = {name: setting.model for name, setting in declared.settings.items()}
+    results = Results(rows, models, (), {name: method.rate_of for name, method in declared.methods.items()})
+    roles = {name: method.role for name, method in declared.methods.items()}
+    baselines = [name for name, role in roles.items() if role == "baseline"]
+
+    def spreads(setting: str, metric: str, measure: str = "") -> dict[str, list[Spread]]:
+        return {
+            leader: [
+                it
+                for baseline in baselines
+                if (it := spread(*(results.measured(setting, m, metric, measure) for m in (leader, baseline))))
+            ]
+            for leader in leading(rows, roles)
+        }
+
+    def needed(found: list[Spread], metric: str) -> int | None:
+        return seeds_needed(together(found), METRICS[metric].margin)
+
+    letters = []
+    for setting in ("primary", "small"):
+        every = [it._replace(units=0.0) for own in spreads(setting, "absorption").values() for it in own]
+        letters.append(needed(every, "absorption"))
+    further = [spreads("primary", metric, "finalists") for metric in ("probing_1", "probing_5")]
+    whole = [needed([it for own in found.values() for it in own], "probing_1") for found in further]
+    each = [needed([it], "probing_5") for it in further[1]["topk-then-batchtopk"]]
+    page = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
+    assert f"about {whole[0]} seeds at k = 1 and {whole[1]} at k = 5 ({min(each)} to {max(each)} for TopK" in page
+    assert f"it takes {letters[0]} seeds in `primary` and {letters[1]} in `small`" in page

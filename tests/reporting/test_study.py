@@ -380,7 +380,7 @@ def test_the_page_keeps_its_text(tmp_path, results):
     made = page_blocks(results, [claim("good", "better")], ROLES)
     added = fill_page(page, made)
     text = page.read_text()
-    assert added == ["answer", "goal", "summary-first"] and "stale" not in text
+    assert added == ["answer", "goal", "power", "summary-first"] and "stale" not in text
     assert text.index("# Answer") < text.index("| [H1](") < text.index("More text.") < text.index("summary-first")
     assert fill_page(page, made) == [] and page.read_text() == text
     fill_page(page, [Table([Column("a")], [["\\1 new"]], "claims")])
