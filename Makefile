@@ -16,7 +16,7 @@ demo-lm: .venv/ready
 	@rm -rf demo-lm
 	@$(BIN)/sampled-sae train --model smollm2 --text stdlib --layer 12 --context 256 --tokens 120000 \
 	    --heldout-tokens 8192 --source.buffer-tokens 32768 --batch-size 1024 --d-sae 4096 --k 32 \
-	    --methods batchtopk topk sampled:l=30 released --out demo-lm
+	    --methods topk_then_batchtopk batchtopk topk sampled:l=30 --out demo-lm
 	@$(BIN)/sampled-sae eval demo-lm --text stdlib --core.contexts 16
 	@$(BIN)/sampled-sae report demo-lm --out demo-lm/report --no-figures
 
@@ -51,10 +51,10 @@ crash-test: .venv/ready
 
 # The screenshots of the docs, with the pages that they show: 20 minutes on two cores.
 screenshots: demo demo-lm
-	$(BIN)/sampled-sae eval demo-lm/saes/batchtopk-s0 --evals autointerp --text stdlib --autointerp.tokens 40000 \
+	$(BIN)/sampled-sae eval demo-lm/saes/topk-then-batch-at5-s0 --evals autointerp --text stdlib --autointerp.tokens 40000 \
 	    --autointerp.max-latents 400 --autointerp.dead-below 5 --autointerp.embedder minilm
-	$(BIN)/sampled-sae browse demo-lm/saes/batchtopk-s0 --other demo-lm/saes/topk-s0 --text stdlib --tokens 20000
-	$(BIN)/python benchmarks/screenshots.py --demo demo --browser demo-lm/saes/batchtopk-s0/browser
+	$(BIN)/sampled-sae browse demo-lm/saes/topk-then-batch-at5-s0 --other demo-lm/saes/batchtopk-s0 --text stdlib --tokens 20000
+	$(BIN)/python benchmarks/screenshots.py --demo demo --browser demo-lm/saes/topk-then-batch-at5-s0/browser
 
 bench: .venv/ready
 	bash tests/peers/setup.sh

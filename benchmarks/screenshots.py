@@ -1,6 +1,6 @@
 """Take the screenshots of the docs: `make screenshots` makes the pages first. Needs playwright and a Chromium.
 
-python benchmarks/screenshots.py --demo demo --browser demo-lm/saes/batchtopk-s0/browser
+python benchmarks/screenshots.py --demo demo --browser demo-lm/saes/topk-then-batch-at5-s0/browser
 """
 
 from __future__ import annotations
