@@ -2,7 +2,8 @@
 
 Here, with internet and the texts, once for each model; PIECES is a folder of files of at most --piece-mb:
 
-    python benchmarks/offline.py pack PIECES smollm2 --text T --select-text S --report-text R --probing FILE... --peers
+    python benchmarks/offline.py pack PIECES smollm2 --text T --select-text S --report-text R --probing FILE... \
+        --peers --packages sae-probes==0.4.2 zstandard --python 3.12
     python benchmarks/offline.py pack PIECES gemma --gguf GGUF --text T --select-text S --report-text R
 
 There, with torch, numpy, safetensors, transformers and a clone of this repository:
@@ -32,7 +33,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-PACKAGES = ("gguf==0.19.0",)
+PACKAGES, LINUX = ("gguf==0.19.0",), "manylinux2014_x86_64"
 MODELS = {"smollm2": ("50M", "smollm2"), "gemma": ("gemma", "google/gemma-3-270m")}
 """The preset of benchmarks/quality.py whose texts are the longest, and the name in the study's design."""
 STUDY_CONTEXTS = 50_176
@@ -52,7 +53,7 @@ def pack(a: argparse.Namespace) -> None:
         (folder / "probing").mkdir()
         for path in a.probing:
             shutil.copy(path, folder / "probing")
-        packages(folder / "packages")
+        packages(folder / "packages", a.packages, a.python)
         if a.peers:
             subprocess.run(["bash", str(ROOT / "benchmarks" / "carry_peers.sh"), str(folder / "peers")], check=True)
         archive = Path(name) / "material.tar.xz"
@@ -84,11 +85,19 @@ def contexts_file(model: str) -> str:
     return f"contexts-{Path(setting.model).name}-{setting.context}.npz"
 
 
-def packages(folder: Path) -> None:
-    """Pure Python packages with their metadata, which transformers asks for."""
+def packages(folder: Path, further: list[str], python: str) -> None:
+    """Packages for that version of Python on Linux, with their metadata, which transformers asks for."""
     with tempfile.TemporaryDirectory() as wheels:
         command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary", ":all:", "-d", wheels]
-        subprocess.run([*command, *PACKAGES], check=True)
+        command += [
+            "--python-version",
+            python,
+            "--platform",
+            "manylinux_2_28_x86_64",
+            "--platform",
+            "manylinux2014_x86_64",
+        ]
+        subprocess.run([*command, *PACKAGES, *further], check=True)
         for wheel in Path(wheels).iterdir():
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(folder)
@@ -155,6 +164,8 @@ def main() -> None:
         packing.add_argument(text, required=True)
     packing.add_argument("--probing", nargs="*", default=[], type=Path, help="datasets for probing")
     packing.add_argument("--peers", action="store_true", help="take the peers along")
+    packing.add_argument("--packages", nargs="*", default=[], help="further PyPI packages, without what they need")
+    packing.add_argument("--python", default="3.12", help="version of Python there")
     packing.add_argument("--piece-mb", type=int, default=50, help="largest piece")
     unpacking = commands.add_parser("unpack", help="join the pieces")
     unpacking.add_argument("pieces", type=Path)
