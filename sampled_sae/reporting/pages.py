@@ -250,7 +250,9 @@ class Finding:
         if self.single:
             return f"{what} ranges {ends}."
         among = "all" if len(self.tied) == len(self.rows) else f"{len(self.tied)} of {len(self.rows)}"
-        return f"{what}: no clear winner among {among} configurations. Means range {ends}; {self.seeds}."
+        alone = sum(count == 1 for row, count in zip(self.rows, self.counts, strict=True) if row in self.tied)
+        one = f" ({alone} of them with one seed, which decides nothing)" if alone else ""
+        return f"{what}: no clear winner among {among} configurations{one}. Means range {ends}; {self.seeds}."
 
     def _base(self, name: Name, *told: int) -> str:
         """The value of BatchTopK, unless its row is among those that were told."""
