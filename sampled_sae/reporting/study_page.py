@@ -52,10 +52,20 @@ EMPTY = """# Results
 ## Main metrics
 """
 MAIN = ("fvu", "fvu_trained", *GOAL[1:], "absorption_f1", "over_10_percent", "alive", "autointerp", "mmcs_seeds")
-"""Metrics of the page's own table; all of them are in tables.md."""
+"""Metrics that are also compared at the default learning rate."""
+SHOWN = ("fvu", "fvu_trained", *GOAL[1:], "absorption_f1", "alive")
+"""Metrics of the page's own tables, which should not be wider than the page; all of them are in tables.md."""
 
 
-def summary_table(results: Results, setting: str, metrics: Sequence[str] = MAIN) -> Table:
+def means_table(results: Results, setting: str) -> Table:
+    """The summary of the page's metrics, without ranges."""
+    full = summary_table(results, setting)
+    rows = [[cell.mean if isinstance(cell, Stat) else cell for cell in row] for row in full.rows]
+    note = full.note.replace("Mean over seeds, with the range.", "Mean over seeds.", 1)
+    return full._replace(rows=rows, note=note)
+
+
+def summary_table(results: Results, setting: str, metrics: Sequence[str] = SHOWN) -> Table:
     """A row per method: means over seeds with their range, and the number of seeds."""
     used = [name for name in metrics if any(results.measured(setting, m, name) for m in results.methods(setting))]
     columns = [
@@ -204,7 +214,7 @@ def page_blocks(
         ("claims", verdicts_table(results, claims, needed or {}, synthetic, details)),
         goal_table(results, leaders, baselines),
         power_table(results, results.goals[0] if results.goals else "", leaders, baselines)._replace(name="power"),
-        *(summary_table(results, setting) for setting in results.goals),
+        *(means_table(results, setting) for setting in results.goals),
     ]
 
 

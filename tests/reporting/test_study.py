@@ -23,6 +23,7 @@ from sampled_sae.reporting.study_page import (
     detailed_sections,
     difference_table,
     fill_page,
+    means_table,
     page_blocks,
     pooled,
     self_table,
@@ -261,7 +262,9 @@ def test_leaders_and_goal(results):
     table = goal_table(results, ["good"], ["batchtopk"])
     assert [row[:3] for row in table.rows] == [["first", "good", "batchtopk"], ["second", "good", "batchtopk"]]
     assert table.rows[0][3] == "better (p < 0.001)"
-    assert summary_table(results, "first").rows[0][:3] == ["batchtopk", "x 1", 3]
+    full, means = summary_table(results, "first"), means_table(results, "first")
+    assert full.rows[0][:3] == means.rows[0][:3] == ["batchtopk", "x 1", 3]
+    assert means.rows[0][3] == full.rows[0][3].mean and "range" in full.note and "range" not in means.note
 
 
 def test_the_best_rate_is_that_of_the_selection_text():
@@ -355,7 +358,7 @@ def test_a_metric_without_the_best_rate_is_taken_from_another_and_marked():
     assert set(results.measured("first", "l100", "mmcs_seeds").values()) == {0.2}
     assert results.other_rates("first", "l100", ["fvu", "mmcs_seeds", "found_seeds"]) == {"MMCS across seeds": 4.0}
     assert results.other_rates("first", "batchtopk", ["fvu", "mmcs_seeds", "autointerp"]) == {}
-    table = summary_table(results, "first")
+    table = summary_table(results, "first", ["fvu", "mmcs_seeds"])
     assert table.rows[0][1] == "x 2" and "another rate: l100 x 4: MMCS across seeds." in table.note
     claim = Claim("H", "agrees", "mmcs_seeds", "l100", "worse")
     assert claims_table(results, [claim]).rows[0][0] == "l100 (lr x 4) against batchtopk"
