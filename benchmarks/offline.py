@@ -13,7 +13,7 @@ There, with torch, numpy, safetensors, transformers and a clone of this reposito
     python benchmarks/quality.py main --model DIR/smollm2.gguf --probing DIR/probing/* --out DIR [more of its flags]
     python benchmarks/offline.py study DIR --until 1200 --stages leaders default
 
-DIR holds the token ids of all texts, the models, pure Python packages and the peers. Both benchmarks continue from the
+DIR holds the token ids of all texts, the models, packages and the peers. Both benchmarks continue from the
 committed results, which `unpack` copies to DIR/runs.jsonl and DIR/results.jsonl.
 """
 
@@ -50,9 +50,10 @@ def pack(a: argparse.Namespace) -> None:
         folder = Path(name) / "material"
         token_ids(folder, a.model, gguf, (a.text, a.select_text, a.report_text))
         shutil.copy(gguf, folder / f"{a.model}.gguf")
-        (folder / "probing").mkdir()
-        for path in a.probing:
-            shutil.copy(path, folder / "probing")
+        for name, paths in {"probing": a.probing, "files": a.files}.items():
+            (folder / name).mkdir()
+            for path in paths:
+                shutil.copy(path, folder / name)
         packages(folder / "packages", a.packages, a.python)
         if a.peers:
             subprocess.run(["bash", str(ROOT / "benchmarks" / "carry_peers.sh"), str(folder / "peers")], check=True)
@@ -163,6 +164,7 @@ def main() -> None:
     for text in ("--text", "--select-text", "--report-text"):
         packing.add_argument(text, required=True)
     packing.add_argument("--probing", nargs="*", default=[], type=Path, help="datasets for probing")
+    packing.add_argument("--files", nargs="*", default=[], type=Path, help="further files, such as texts: DIR/files")
     packing.add_argument("--peers", action="store_true", help="take the peers along")
     packing.add_argument("--packages", nargs="*", default=[], help="further PyPI packages, without what they need")
     packing.add_argument("--python", default="3.12", help="version of Python there")
