@@ -1,13 +1,17 @@
-"""Tiny random language models of the common families, saved as transformers saves them, and one as a GGUF file."""
+"""Tiny random language models of the common families, saved as transformers saves them, and one as a GGUF file; what
+tests of loading share."""
 
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from sampled_sae.hooks import find_blocks
+from sampled_sae.models.load import load_model
+from sampled_sae.utils.errors import UserError
 
 LAYERS, WIDTH, HEADS, CONTEXT = 3, 16, 2, 64
 MERGES = [("t", "h"), ("th", "e")]
@@ -134,3 +138,26 @@ def gguf_layout(name: str, weight: np.ndarray) -> np.ndarray:
         return weight
     pairs = weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2)
     return np.ascontiguousarray(pairs.reshape(weight.shape))
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Bit for bit, but with the oldest torch up to rounding: its grouped attention, which transformers uses for Llama
+    models, has other bits than the same attention with repeated heads."""
+    q, k = (torch.randn(2, heads, 12, 4, generator=torch.Generator().manual_seed(0)) for heads in (4, 2))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    repeated = k.repeat_interleave(2, 1)
+    grouped = attention(q, k, k, is_causal=True, enable_gqa=True)
+    exact = torch.equal(grouped, attention(q, repeated, repeated, is_causal=True))
+    return torch.equal(found, expected) if exact else torch.allclose(found, expected, atol=1e-4)
+
+
+def refused(name: object, reason: str, **options: object) -> None:
+    """One line that names the model and says what is wrong; `.*` in the reason stands for anything."""
+    with pytest.raises(UserError) as caught:
+        load_model(name, **({"device": "cpu"} | options))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 600
+    assert message.startswith(f"model = {str(name)!r}: ")
+    for part in reason.split(".*"):
+        assert part in message
