@@ -50,10 +50,10 @@ def pack(a: argparse.Namespace) -> None:
         folder = Path(name) / "material"
         token_ids(folder, a.model, gguf, (a.text, a.select_text, a.report_text))
         shutil.copy(gguf, folder / f"{a.model}.gguf")
-        for name, paths in {"probing": a.probing, "files": a.files}.items():
-            (folder / name).mkdir()
+        for place, paths in {"probing": a.probing, "files": a.files}.items():
+            (folder / place).mkdir()
             for path in paths:
-                shutil.copy(path, folder / name)
+                shutil.copy(path, folder / place)
         packages(folder / "packages", a.packages, a.python)
         if a.peers:
             subprocess.run(["bash", str(ROOT / "benchmarks" / "carry_peers.sh"), str(folder / "peers")], check=True)

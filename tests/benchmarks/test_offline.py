@@ -32,6 +32,24 @@ def test_pieces_are_joined_beside_the_committed_results(pieces, tmp_path):
         assert (tmp_path / "out" / copy).read_bytes() == (offline.ROOT / "docs" / path).read_bytes()
 
 
+def test_everything_that_is_packed_arrives(tmp_path, monkeypatch):
+    monkeypatch.setattr(offline, "token_ids", lambda folder, *_: (folder.mkdir(), (folder / "ids.npz").touch()))
+    monkeypatch.setattr(offline, "packages", lambda folder, *_: (folder.mkdir(), (folder / "gguf.py").touch()))
+    for name in ("model.gguf", "labels.parquet", "text.txt"):
+        (tmp_path / name).write_text(name)
+    texts = [word for flag in ("--text", "--select-text", "--report-text") for word in (flag, "text.txt")]
+    more = ["--gguf", "model.gguf", "--probing", "labels.parquet", "--files", "text.txt", "--piece-mb", "1"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["offline.py", "pack", "pieces", "gemma", *texts, *more])
+    offline.main()
+    monkeypatch.setattr(sys, "argv", ["offline.py", "unpack", "pieces", "gemma", "out"])
+    offline.main()
+    found = {str(path.relative_to("out")) for path in Path("out").rglob("*") if path.is_file()}
+    material = {"gemma.gguf", "ids.npz", "probing/labels.parquet", "files/text.txt", "packages/gguf.py"}
+    assert found == material | set(offline.COMMITTED)
+    assert Path("out/gemma.gguf").read_text() == "model.gguf"
+
+
 def test_results_of_an_earlier_call_stay(pieces, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "results.jsonl").write_text("further\n")
