@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from sampled_sae.experiments.design import load_study
-from sampled_sae.reporting.study import METRICS, Results, leading, read_rows
-from sampled_sae.reporting.study_power import Spread, seeds_needed, spread, together
+from sampled_sae.reporting.study import Results, leading, read_rows
+from sampled_sae.reporting.study_power import Spread, chance, seeds_needed, spread, together
+from sampled_sae.utils.paired import Key
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -188,29 +189,52 @@ def test_what_more_seeds_would_decide():
     roles = {name: method.role for name, method in declared.methods.items()}
     baselines = [name for name, role in roles.items() if role == "baseline"]
 
-    def spreads(setting: str, metric: str, measure: str = "") -> dict[str, list[Spread]]:
+    def spreads(setting: str, metric: str, measure: str = "", without: str = "") -> dict[str, list[Spread]]:
+        def values(method: str) -> dict[Key, float]:
+            own = results.measured(setting, method, metric, measure)
+            return {key: value for key, value in own.items() if without not in key}
+
         return {
-            leader: [
-                it
-                for baseline in baselines
-                if (it := spread(*(results.measured(setting, m, metric, measure) for m in (leader, baseline))))
-            ]
+            leader: [it for baseline in baselines if (it := spread(values(leader), values(baseline)))]
             for leader in leading(rows, roles)
         }
 
-    def needed(found: list[Spread], metric: str) -> int | None:
-        return seeds_needed(together(found), METRICS[metric].margin)
+    def every(found: dict[str, list[Spread]]) -> list[Spread]:
+        return [it for own in found.values() for it in own]
 
-    letters = []
-    for setting in ("primary", "small"):
-        every = [it._replace(units=0.0) for own in spreads(setting, "absorption").values() for it in own]
-        letters.append(needed(every, "absorption"))
-    further = [spreads("primary", metric, "finalists") for metric in ("probing_1", "probing_5")]
-    whole = [needed([it for own in found.values() for it in own], "probing_1") for found in further]
-    each = [needed([it], "probing_5") for it in further[1]["topk-then-batchtopk"]]
+    def most(found: list[Spread], margin: float = 0.01) -> str:
+        return f"{chance(together(found), math.inf, margin):.0%}"
+
     page = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
-    assert f"about {whole[0]} seeds at k = 1 and {whole[1]} at k = 5 ({min(each)} to {max(each)} for TopK" in page
-    assert f"it takes {letters[0]} seeds in `primary` and {letters[1]} in `small`" in page
+    fvu = {  # with the margin of each comparison
+        seeds_needed(it, 0.01 * statistics.fmean(results.measured("primary", baseline, "fvu").values()))
+        for own in spreads("primary", "fvu").values()
+        for baseline, it in zip(baselines, own, strict=True)
+    }
+    assert f"(FVU: {min(fvu)} to {max(fvu)}, depending" in page
+    few = [most(every(spreads("primary", metric))) for metric in ("probing_1", "probing_5")]
+    assert f"at most {few[0]} at k = 1 and {few[1]} at k = 5." in page
+    gemma = seeds_needed(together(every(spreads("gemma-9", "probing_5"))), 0.01)
+    assert f"In `gemma-9`, {gemma} seeds would be enough at k = 5." in page
+    further = [spreads("primary", metric, "finalists") for metric in ("probing_1", "probing_5")]
+    each = [seeds_needed(it, 0.01) for it in every(further[0])]
+    whole = seeds_needed(together(every(further[0])), 0.01)
+    assert f"at k = 1, about {whole} seeds are enough ({min(each)} to {max(each)}," in page
+    assert seeds_needed(together(every(further[1])), 0.01) is None
+    assert f"no number of seeds is enough (at most {most(every(further[1]))})" in page
+    smaller = every(spreads("primary", "probing_5", "finalists", without="sae-probes:compound-words"))
+    left = seeds_needed(together(smaller), 0.01)
+    assert f"Without this source, left out after seeing the results, it takes {left} seeds." in page
+    pairs = dict(zip(baselines, further[1]["topk-then-batchtopk"], strict=True))
+    topk, batchtopk, matryoshka = (seeds_needed(pairs[name], 0.01) for name in ("topk", "batchtopk", "matryoshka"))
+    assert f"takes {topk} against TopK and {batchtopk} against BatchTopK;" in page and matryoshka is None
+    assert f"against Matryoshka, the probability is at most {most([pairs['matryoshka']])}." in page
+    letters = [every(spreads(setting, "absorption")) for setting in ("primary", "small")]
+    shares = [most(own, 0.02) for own in letters]
+    assert f"at most {shares[0]} in `primary` and {shares[1]} in `small`." in page
+    fixed = [[Spread(it.seeds + it.rest / it.size, 0.0, 0.0, 1) for it in own] for own in letters]
+    counts = [seeds_needed(together(own), 0.02) for own in fixed]
+    assert f"it would take {counts[0]} seeds in `primary` and {counts[1]} in `small`." in page
 
 
 def test_the_best_trade_off():
