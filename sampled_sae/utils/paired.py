@@ -124,12 +124,18 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def t_quantile(share: float, df: int) -> float:
     """The value below which a share from 0.5 to 1 of Student's t lies, by bisection."""
     low, high = 0.0, 1.0
-    while 1 - _two_sided(high, df) / 2 < share:
+    while t_share(high, df) < share:
         high *= 2
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if 1 - _two_sided(middle, df) / 2 < share else (low, middle)
+        low, high = (middle, high) if t_share(middle, df) < share else (low, middle)
     return high
+
+
+def t_share(t: float, df: int) -> float:
+    """The share of Student's t that lies below a value."""
+    tail = _two_sided(abs(t), df) / 2
+    return tail if t < 0 else 1 - tail
 
 
 def _two_sided(t: float, df: int) -> float:

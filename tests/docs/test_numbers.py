@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from sampled_sae.experiments.design import load_study
-from sampled_sae.reporting.study import METRICS, Results, leading, read_rows
-from sampled_sae.reporting.study_power import Spread, seeds_needed, spread, together
+from sampled_sae.reporting.study import Results, leading, read_rows
+from sampled_sae.reporting.study_power import Spread, chance, seeds_needed, spread, together
+from sampled_sae.utils.paired import Key
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -188,36 +189,60 @@ def test_what_more_seeds_would_decide():
     roles = {name: method.role for name, method in declared.methods.items()}
     baselines = [name for name, role in roles.items() if role == "baseline"]
 
-    def spreads(setting: str, metric: str, measure: str = "") -> dict[str, list[Spread]]:
+    def spreads(setting: str, metric: str, measure: str = "", without: str = "") -> dict[str, list[Spread]]:
+        def values(method: str) -> dict[Key, float]:
+            own = results.measured(setting, method, metric, measure)
+            return {key: value for key, value in own.items() if without not in key}
+
         return {
-            leader: [
-                it
-                for baseline in baselines
-                if (it := spread(*(results.measured(setting, m, metric, measure) for m in (leader, baseline))))
-            ]
+            leader: [it for baseline in baselines if (it := spread(values(leader), values(baseline)))]
             for leader in leading(rows, roles)
         }
 
-    def needed(found: list[Spread], metric: str) -> int | None:
-        return seeds_needed(together(found), METRICS[metric].margin)
+    def every(found: dict[str, list[Spread]]) -> list[Spread]:
+        return [it for own in found.values() for it in own]
 
-    letters = []
-    for setting in ("primary", "small"):
-        every = [it._replace(units=0.0) for own in spreads(setting, "absorption").values() for it in own]
-        letters.append(needed(every, "absorption"))
-    further = [spreads("primary", metric, "finalists") for metric in ("probing_1", "probing_5")]
-    whole = [needed([it for own in found.values() for it in own], "probing_1") for found in further]
-    each = [needed([it], "probing_5") for it in further[1]["topk-then-batchtopk"]]
+    def most(found: list[Spread], margin: float = 0.01) -> str:
+        return f"{chance(together(found), math.inf, margin):.0%}"
+
     page = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
-    assert f"about {whole[0]} seeds at k = 1 and {whole[1]} at k = 5 ({min(each)} to {max(each)} for TopK" in page
-    assert f"it takes {letters[0]} seeds in `primary` and {letters[1]} in `small`" in page
+    fvu = {  # with the margin of each comparison
+        seeds_needed(it, 0.01 * statistics.fmean(results.measured("primary", baseline, "fvu").values()))
+        for own in spreads("primary", "fvu").values()
+        for baseline, it in zip(baselines, own, strict=True)
+    }
+    assert f"(FVU: {min(fvu)} to {max(fvu)}, depending" in page
+    few = [most(every(spreads("primary", metric))) for metric in ("probing_1", "probing_5")]
+    assert f"at most {few[0]} at k = 1 and {few[1]} at k = 5." in page
+    gemma = seeds_needed(together(every(spreads("gemma-9", "probing_5"))), 0.01)
+    assert f"In `gemma-9`, {gemma} seeds would be enough at k = 5." in page
+    further = [spreads("primary", metric, "finalists") for metric in ("probing_1", "probing_5")]
+    each = [seeds_needed(it, 0.01) for it in every(further[0])]
+    whole = seeds_needed(together(every(further[0])), 0.01)
+    assert f"at k = 1, about {whole} seeds are enough ({min(each)} to {max(each)}," in page
+    assert seeds_needed(together(every(further[1])), 0.01) is None
+    assert f"no number of seeds is enough (at most {most(every(further[1]))})" in page
+    smaller = every(spreads("primary", "probing_5", "finalists", without="sae-probes:compound-words"))
+    left = seeds_needed(together(smaller), 0.01)
+    assert f"Without this source, left out after seeing the results, it takes {left} seeds." in page
+    pairs = dict(zip(baselines, further[1]["topk-then-batchtopk"], strict=True))
+    topk, batchtopk, matryoshka = (seeds_needed(pairs[name], 0.01) for name in ("topk", "batchtopk", "matryoshka"))
+    assert f"takes {topk} against TopK and {batchtopk} against BatchTopK;" in page and matryoshka is None
+    assert f"against Matryoshka, the probability is at most {most([pairs['matryoshka']])}." in page
+    letters = [every(spreads(setting, "absorption")) for setting in ("primary", "small")]
+    shares = [most(own, 0.02) for own in letters]
+    assert f"at most {shares[0]} in `primary` and {shares[1]} in `small`." in page
+    fixed = [[Spread(it.seeds + it.rest / it.size, 0.0, 0.0, 1) for it in own] for own in letters]
+    counts = [seeds_needed(together(own), 0.02) for own in fixed]
+    assert f"it would take {counts[0]} seeds in `primary` and {counts[1]} in `small`." in page
 
 
 def test_the_best_trade_off():
     rows = read_lines("docs/results/results.jsonl")
 
-    def mean(setting: str, method: str, factor: float, metric: str) -> float:
-        measure = "core" if metric in ("fvu", "alive") else "absorption" if metric == "absorption" else "probing"
+    def mean(setting: str, method: str, factor: float, metric: str, measure: str = "") -> float:
+        usual = "core" if metric in ("fvu", "alive") else "absorption" if metric == "absorption" else "probing"
+        measure = measure or usual
         key = {"setting": setting, "method": method, "factor": factor, "measure": measure}
         return statistics.fmean(row["values"][metric] for row in rows if key.items() <= row.items())
 
@@ -225,23 +250,31 @@ def test_the_best_trade_off():
     part = page[page.index("### The best trade-off") : page.index("### Reconstruction")]
     base = {name: mean("primary", "batchtopk", 1.0, name) for name in ("fvu", "alive", "absorption", "probing_5")}
     near = {name: mean("primary", "topk-then-batchtopk", 1.0, name) for name in base}
-    gemma = mean("gemma-9", "batchtopk", 0.5, "fvu")
+    rates = {"gemma-9": 0.5}
     assert f"its FVU is {near['fvu'] / base['fvu'] - 1:.1%} above" in part
-    assert f"({near['absorption']:.3f} instead of {base['absorption']:.3f}, undecided)" in part
+    assert f"({near['absorption']:.3f} instead of {base['absorption']:.3f}; the verdict is only not worse)" in part
     assert f"({near['alive']:.0%} instead of {base['alive']:.0%})" in part
-    released = [
-        mean("primary", "l2-released", 1.0, "fvu") / base["fvu"],
-        mean("gemma-9", "l2-released", 1.0, "fvu") / gemma,
-    ]
-    assert f"costs {released[0] - 1:.0%} (SmolLM2) or {released[1] - 1:.0%} (Gemma) of FVU" in part
-    slow, pool = (mean("primary", "l2-l100", factor, "fvu") for factor in (1.0, 2.0))
-    other = mean("gemma-9", "l2-l100", 1.0, "fvu") / gemma
-    assert f"costs {pool / base['fvu'] - 1:.0%} of FVU (Gemma, one seed: {other - 1:.0%})" in part
-    assert f"({mean('primary', 'l2-l100', 2.0, 'probing_5'):.3f} instead of {base['probing_5']:.3f} at k = 5" in part
+
+    def more(setting: str, method: str, factor: float) -> str:
+        batchtopk = mean(setting, "batchtopk", rates.get(setting, 1.0), "fvu")
+        return f"{mean(setting, method, factor, 'fvu') / batchtopk - 1:.0%}"
+
+    released = [more(setting, "l2-released", 1.0) for setting in ("primary", "small", "gemma-9")]
+    assert "by {} (`primary`), {} (`small`) and {} (`gemma-9`)".format(*released) in part
+    small = sorted(more(setting, "l2-l100", 1.0) for setting in ("small", "layer-6", "layer-20"))
+    assert f"by {more('primary', 'l2-l100', 2.0)} in `primary`, by {small[0]} to {small[-1]} in `small`," in part
+    assert f"and by {more('gemma-9', 'l2-l100', 1.0)} in `gemma-9` (one seed)" in part
+    assert f"({mean('primary', 'l2-l100', 2.0, 'probing_5'):.3f} instead of {base['probing_5']:.3f} on six" in part
     live = [f"{mean('primary', 'l2-l100', factor, 'alive'):.0%}" for factor in (1.0, 2.0)]
-    assert f"{live[0]} of the latents of `l2-l100` are live (BatchTopK: {base['alive']:.0%})" in part
-    assert f"its FVU is {slow:.3f}; at twice that rate, which is better for it, {live[1]}" in part
-    small = mean("small", "batchtopk", 1.0, "fvu")
-    assert (
-        f"has an FVU of {pool:.3f}, and BatchTopK, with 16,384 latents and 10M tokens (`small`), {small:.3f}." in part
+    slow, fast, fewer = (
+        mean("primary", method, factor, "fvu")
+        for method, factor in (("l2-l100", 1.0), ("l2-l100", 2.0), ("l2-l30", 2.0))
     )
+    assert f"{live[0]} of the latents of `l2-l100` are live (BatchTopK: {base['alive']:.0%})" in part
+    assert f"its FVU is {slow:.3f}; at twice that rate, {live[1]} are live, and its FVU is {fast:.3f}." in part
+    assert f"FVU is {fewer / base['fvu']:.2f} times BatchTopK's at l = 30 and {fast / base['fvu']:.2f} times" in part
+    fell, rose = (
+        mean("primary", "l2-l100", 2.0, name, "finalists") - mean("primary", "batchtopk", 1.0, name, "finalists")
+        for name in ("probing_1", "probing_5")
+    )
+    assert f"{rose:.3f} higher on 133, MDD" in part and f"it is {-fell:.3f} lower on 133 datasets" in part
