@@ -124,6 +124,7 @@ def test_tables():
         "BatchTopK",
         "10,000 steps",
         "20,000 steps",
+        "20,000 steps",
     ]
 
 
