@@ -219,7 +219,7 @@ def adam(**settings: Any) -> dict[str, Any]:
 METHODS = (
     *("topk_then_batchtopk", "topk_then_batchtopk:until=0.7", "sampled:score=l2,l=5", "sampled:score=l2,l=20"),
     *("sampled:score=entropy,l=20", "sampled:score=prefix,l=20", "sampled:score=uniform,l=20"),
-    *("released", "released:score=l2", "released:score=entropy"),
+    *("released", "released:score=l2", "released:score=entropy", "released:score=prefix"),
     "released:score=l2,prefixes=8+24+56+120+256",  # with Matryoshka's prefixes
 )
 """Methods with the package's defaults, as on the command line. The first is the default method."""
