@@ -80,8 +80,8 @@ def seeds_needed(spread: Spread, margin: float) -> int | None:
 
 def power_table(results: Results, setting: str, leaders: Sequence[str], baselines: Sequence[str]) -> Table:
     """A row per metric of the goal: standard error of a comparison by the number of seeds, and the seeds it takes."""
-    titles = ("SE, 3 seeds", "5 seeds", "10 seeds", "any number", "margin")
-    columns = [Column("metric"), Column("comparisons"), *(Column(title, 5) for title in titles)]
+    titles = ("SE, 3 seeds", "5 seeds", "any number", "margin")
+    columns = [Column("metric"), *(Column(title, 5) for title in titles)]
     columns += [Column("seeds needed"), Column("highest probability", 2)]
     rows: list[list[Cell]] = []
     for name, measure in [*((metric, "") for metric in GOAL), *((metric, "finalists") for metric in FURTHER)]:
@@ -93,10 +93,10 @@ def power_table(results: Results, setting: str, leaders: Sequence[str], baseline
                 margins.append(metric.margin * (abs(statistics.fmean(other.values())) if metric.relative else 1))
         if found:
             whole, margin = together(found), statistics.fmean(margins)
-            title = metric.title + (f", {len({key[1:] for key in own})} further datasets" if measure else "")
-            errors = [whole.se(seeds) for seeds in (3, 5, 10, math.inf)]
+            title = metric.title + (f", {len({key[1:] for key in own})} datasets" if measure else "")
+            errors = [whole.se(seeds) for seeds in (3, 5, math.inf)]
             needed = seeds_needed(whole, margin) or f"over {MOST}"
-            rows.append([title, len(found), *errors, margin, needed, chance(whole, math.inf, margin)])
+            rows.append([title, *errors, margin, needed, chance(whole, math.inf, margin)])
     methods = f"one of {', '.join(leaders)} and one of {', '.join(baselines)}"
     note = (
         f"Standard error of the difference between {methods}, by the number of seeds. It follows from the variances "
