@@ -31,7 +31,7 @@ def results(tmp_path_factory):
 
 
 def test_every_sae_has_every_number(results):
-    assert len(results["saes"]) == len(grid(TINY)) == 3 + 4 * 2 + 5
+    assert len(results["saes"]) == len(grid(TINY)) == 4 + 4 * 2 + 5
     wanted = {"fve_train", "fve_heldout", "fve_heldout_threshold", "l0_threshold", "dead", "recovery", "fidelity"}
     for sae in results["saes"]:
         assert wanted <= set(sae)
