@@ -276,6 +276,12 @@ def _reading(source: Source) -> Iterator[None]:
     """Turn transformers' errors about a model that it cannot read into one line."""
     try:
         yield
+    except ImportError as error:  # says nothing about the model; transformers hides the cause behind its own
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        what = "a package that it needs cannot be imported"
+        raise UserError(f"model = {source.name!r}: {what} ({reason(cause)})") from error
     # Configurations, tokenizers and weights are foreign: a damaged one can fail anywhere in their readers.
     except Exception as error:
         what = "the GGUF file is damaged or of a kind that cannot be read" if source.gguf else "cannot be loaded"

@@ -68,7 +68,7 @@ def packaged_file(distribution: str, ending: str, setting: str) -> Path:
     return Path(str(found.locate()))
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """The message of another library's error, in one line of at most 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 

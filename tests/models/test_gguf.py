@@ -186,3 +186,15 @@ def test_a_library_missing_for_gguf_is_named(monkeypatch, gguf, library):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(UserError, match=rf"^{library} is missing; pip install .*\[lm\]'$"):
         load_model(gguf, "cpu")
+
+
+def test_a_package_that_cannot_be_imported_is_no_damage_of_the_file(monkeypatch, gguf):
+    def lazily(*_, **__):
+        try:
+            raise ImportError("zstandard was built for another Python")
+        except ImportError as error:
+            raise ModuleNotFoundError("Could not import module 'LlamaForCausalLM'") from error
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lazily)
+    with pytest.raises(UserError, match=r"needs cannot be imported \(zstandard was built for another Python\)$"):
+        load_model(gguf, "cpu")

@@ -1,0 +1,222 @@
+"""Why SAEs with constant pools have a higher FVU than BatchTopK (docs/results/pool-cause.json).
+
+    python benchmarks/pool_cause.py --text TRAIN.jsonl --acts acts.npy --out pool-cause.json
+    python benchmarks/pool_cause.py --out pool-cause.json --table
+
+A pool restricts two things: which latents can be selected in a batch, and which are trained in a step. The methods
+separate them, and each SAE is measured on held-out tokens with and without the pool. The time at which the pool is used
+and the number of tokens that share one are varied too. A run that is in the file already is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import sampled_sae as ss
+from sampled_sae.method.config import AuxKConfig, Constant, PoolConfig, Released, SAEConfig, Scope, Size
+from sampled_sae.method.pools import PlainEncoder, draw
+from sampled_sae.method.rate import default_lr
+from sampled_sae.method.scores import get_score
+from sampled_sae.method.selection import Outcome, Selection
+from sampled_sae.sae import SAE
+from sampled_sae.training.heldout import as_trained, by_threshold, calibrated_threshold
+from sampled_sae.training.learner import Learner
+from sampled_sae.training.step import PlainPath
+
+SETTING = {"d_sae": 4096, "k": 16, "pool": 384, "steps": 1500, "batch_size": 1024, "dead_after": 0.4}
+"""The pool has 9% of the latents, and latents count as dead after 40% of the tokens, as in the study at l = 100."""
+CALIBRATION, TEST = 16_384, 32_768
+"""Held-out tokens that thresholds are calibrated on, and that are measured."""
+METHODS = {
+    "batchtopk": "no pool",
+    "l2": "a pool for each batch, the paper's method",
+    "prefix": "the same pool for all batches",
+    "trained-pool": "no pool for selection, but only the latents of the batch's L2 pool are trained",
+    "trained-random": "no pool for selection, but only as many random latents are trained",
+    "late-50": "a pool in the last 50% of the steps only",
+    "released-50": "a pool in the first 50% of the steps only",
+    "released-90": "a pool in the first 90% of the steps only",
+    "l2-groups-32": "a pool for each 32 tokens",
+    "batchtopk-groups-32": "no pool; 32 tokens share a budget",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Late(Constant):
+    """All latents until a share of the steps is done, then the pool."""
+
+    at: float = 0.5
+
+    def size(self, start: int, d_sae: int, done: float) -> int:
+        return start if done >= self.at else d_sae
+
+
+def configuration(method: str, setting: dict[str, Any], factor: float, seed: int, d_in: int) -> SAEConfig:
+    """One of METHODS at a factor of the default learning rate."""
+    name, _, number = method.rpartition("-")
+    d_sae, k, tokens = setting["d_sae"], setting["k"], setting["steps"] * setting["batch_size"]
+    rate = default_lr(d_in, d_sae, k, setting["batch_size"], setting["steps"])
+    auxk = AuxKConfig(dead_after=int(setting["dead_after"] * tokens))
+    config = ss.batchtopk(d_sae, k, lr=factor * rate, auxk=auxk, seed=seed)
+    pool = replace(config.pool, score="prefix" if method == "prefix" else "l2")
+    if not method.startswith(("batchtopk", "trained")):
+        pool = replace(pool, size=Size(setting["pool"]))
+    if name.endswith("groups"):
+        pool = replace(pool, scope=Scope(tokens=int(number)))
+    if name == "released":
+        pool = replace(pool, schedule=Released(int(number) / 100))
+    if name == "late":
+        pool = replace(pool, schedule=Late(int(number) / 100))
+    return replace(config, pool=pool)
+
+
+def pooled(config: SAEConfig, size: int) -> SAEConfig:
+    """The same with a constant L2 pool for each batch."""
+    return replace(config, pool=PoolConfig("l2", Size(size)))
+
+
+class TrainsPool(PlainPath):
+    """Selects from all latents, and trains only those of a pool, and the dead ones that AuxK revives."""
+
+    trained, size = "l2", 0
+
+    def gradients(self, selection: Selection, dead: Tensor | None) -> Outcome:
+        outcome, encoder = super().gradients(selection, dead), PlainEncoder(self.x, self.weights)
+        q = encoder.scores(get_score(self.trained), len(self.x), self.generator, self.pool_state.score)
+        trained = draw(q, self.size, "top", self.generator)[0]
+        if dead is not None:
+            trained[dead] = True
+        outcome.gradients.b_enc.mul_(trained)
+        for gradient in (outcome.gradients.W_enc, outcome.gradients.W_dec):
+            gradient.mul_(trained[:, None])
+        return outcome
+
+
+def train(x: Tensor, config: SAEConfig, method: str, setting: dict[str, Any], seed: int) -> tuple[SAE, dict[str, Any]]:
+    """An SAE of x [n, d_in], whose order the seed draws; how its pools changed."""
+    learner = Learner(config, x.shape[1], setting["steps"], seed, x.device, torch.float32)
+    if method.startswith("trained"):
+        learner.path = path = TrainsPool(learner.weights, config, setting["steps"], learner.generator)
+        path.trained, path.size = "uniform" if method == "trained-random" else "l2", setting["pool"]
+    order, size = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)), setting["batch_size"]
+    churn = 0.0
+    for step in range(setting["steps"]):
+        batch = x[order[step * size : (step + 1) * size]].float()
+        last = step == setting["steps"] - 1
+        stats = learner.step(batch, step, measure=last)
+        churn = float(stats.churn) if stats is not None else churn
+    return learner.sae(), {"churn": churn, "ever_pooled": float(learner.ever_pooled.float().mean())}
+
+
+def run(x: Tensor, held: Tensor, method: str, setting: dict[str, Any], factor: float, seed: int) -> dict[str, Any]:
+    """Train on x [n, d_in], calibrate on the first third of `held` and measure on the rest."""
+    config = configuration(method, setting, factor, seed, x.shape[1])
+    sae, pools = train(x, config, method, setting, seed)
+    third = len(held) // 3
+    calibration, test, size = held[:third].float(), held[third:].float(), setting["batch_size"]
+    sae.threshold.fill_(calibrated_threshold(sae, calibration, config.k))
+    found = {"method": method, "factor": factor, "seed": seed, **pools}
+    reconstruction = by_threshold(sae, test)
+    found |= {"fvu": reconstruction.fvu, "live": float((reconstruction.frequency > 0).double().mean())}
+    free = replace(config, pool=PoolConfig())
+    for name, rule in {"free": free, "pooled": pooled(config, setting["pool"])}.items():
+        sae.cfg = replace(sae.cfg, training=rule)
+        found[name] = as_trained(sae, test, size).fvu
+    sae.cfg = replace(sae.cfg, training=free)
+    used = [as_trained(sae, part, size).frequency for part in test.split(size)]
+    return found | {"used": float(np.mean([int((frequency > 0).sum()) for frequency in used]))}
+
+
+def harvest(path: Path, model: str, text: str, layer: int, count: int) -> None:
+    """Write held-out tokens and, after them, so many training tokens, scaled to a mean square of 1 per element."""
+    loaded = ss.load_model(model, "cpu", torch.bfloat16)
+    source = ss.activations(loaded, text=text, layer=layer, context=512, buffer_tokens=2**19)
+    held = CALIBRATION + TEST
+    [stream] = source.open(4096, held + 4096, 0, math.ceil(count / 4096)).values()
+    batches = [stream.batch(step).float().clone() for step in range(math.ceil(count / 4096))]
+    rows = torch.cat([stream.heldout.float()[:held], *batches])
+    stream.close()
+    np.save(path, (rows / rows.square().mean().sqrt()).half().numpy())
+
+
+COLUMNS = {
+    "FVU": "fvu",
+    "without pool": "free",
+    "with pool": "pooled",
+    "latents used per batch": "used",
+    "live": "live",
+}
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Means over seeds at the better rate of each method, with the ratio of FVU to BatchTopK's; one line per method."""
+    lines = [f"| method | lr | seeds | ratio | {' | '.join(COLUMNS)} |", "|---|---|" + "---:|" * (len(COLUMNS) + 2)]
+    base = best(runs, "batchtopk")
+    for method in [name for name in METHODS if best(runs, name)]:
+        same = best(runs, method)
+        ratios = [one["fvu"] / other["fvu"] for one in same for other in base if one["seed"] == other["seed"]]
+        cells = [_cell(column, float(np.mean([one[column] for one in same]))) for column in COLUMNS.values()]
+        ratio = f"{np.mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        lines.append(f"| {method} | x {same[0]['factor']:g} | {len(same)} | {ratio} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def best(runs: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:
+    """The runs of a method at the rate with the lowest FVU of seed 0."""
+    same = [one for one in runs if one["method"] == method]
+    first = min((one for one in same if one["seed"] == 0), key=lambda one: float(one["fvu"]), default=None)
+    return [one for one in same if first is not None and one["factor"] == first["factor"]]
+
+
+def _cell(column: str, value: float) -> str:
+    return f"{value:.0f}" if column == "used" else f"{value:.0%}" if column == "live" else f"{value:.4f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--acts", type=Path, default=Path("acts.npy"), help="written if it does not exist")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--text", default="stdlib")
+    parser.add_argument("--layer", type=int, default=12)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--methods", nargs="+", default=[*METHODS], choices=METHODS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--factors", nargs="+", type=float, default=[1.0, 2.0], help="of the default learning rate")
+    parser.add_argument("--table", action="store_true", help="print the table of the file")
+    a = parser.parse_args()
+    done = json.loads(a.out.read_text())["runs"] if a.out.exists() else []
+    if a.table:
+        print(table(done))
+        return
+    if not a.acts.exists():
+        harvest(a.acts, a.model, a.text, a.layer, SETTING["steps"] * SETTING["batch_size"])
+    rows = torch.from_numpy(np.load(a.acts))
+    held, x = rows[: CALIBRATION + TEST], rows[CALIBRATION + TEST :]
+    for seed in a.seeds:
+        for method in a.methods:
+            # Rates are chosen with seed 0.
+            for factor in a.factors if seed == a.seeds[0] else [best(done, method)[0]["factor"]]:
+                if any((one["method"], one["factor"], one["seed"]) == (method, factor, seed) for one in done):
+                    continue
+                done.append(rounded(run(x, held, method, SETTING, factor, seed)))
+                lines = ",\n".join(json.dumps(one) for one in done)
+                a.out.write_text(f'{{"setting": {json.dumps(SETTING)},\n"runs": [\n{lines}\n]}}\n')
+                print(done[-1], flush=True)
+
+
+def rounded(one: dict[str, Any]) -> dict[str, Any]:
+    """Numbers to five significant digits."""
+    return {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in one.items()}
+
+
+if __name__ == "__main__":
+    main()
