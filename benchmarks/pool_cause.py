@@ -1,7 +1,7 @@
 """Why SAEs with constant pools have a higher FVU than BatchTopK (docs/results/pool-cause.json).
 
     python benchmarks/pool_cause.py --text TRAIN.jsonl --acts acts.npy --out pool-cause.json
-    python benchmarks/pool_cause.py --out pool-cause.json --table
+    python benchmarks/pool_cause.py --out pool-cause.json --table --picture pool-cause.png
 
 A pool restricts two things: which latents can be selected in a batch, and which are trained in a step. The methods
 separate them, and each SAE is measured on held-out tokens with and without the pool. The time at which the pool is used
@@ -27,20 +27,33 @@ from sampled_sae.method.pools import PlainEncoder, draw
 from sampled_sae.method.rate import default_lr
 from sampled_sae.method.scores import get_score
 from sampled_sae.method.selection import Outcome, Selection
+from sampled_sae.reporting.figures import INK, base_figure
+from sampled_sae.reporting.palette import PALE
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import as_trained, by_threshold, calibrated_threshold
 from sampled_sae.training.learner import Learner
 from sampled_sae.training.step import PlainPath
 
-SETTING = {"d_sae": 4096, "k": 16, "pool": 384, "steps": 1500, "batch_size": 1024, "dead_after": 0.4}
-"""The pool has 9% of the latents, and latents count as dead after 40% of the tokens, as in the study at l = 100."""
+SETTING: dict[str, Any] = {
+    "d_sae": 4096,
+    "k": 16,
+    "pool": 384,
+    "wide": 1536,
+    "steps": 1500,
+    "batch_size": 1024,
+    "dead_after": 0.4,
+}
+"""The pool has 9% of the latents and the wide one 37%, as at l = 100 in the study's settings `primary` and `small`.
+`dead_after` is a share of the tokens, as in `primary`."""
 CALIBRATION, TEST = 16_384, 32_768
 """Held-out tokens that thresholds are calibrated on, and that are measured."""
 METHODS = {
     "batchtopk": "no pool",
     "l2": "a pool for each batch, the paper's method",
+    "l2-wide": "the same with a wide pool",
     "prefix": "the same pool for all batches",
     "trained-pool": "no pool for selection, but only the latents of the batch's L2 pool are trained",
+    "trained-pool-wide": "the same with a wide pool",
     "trained-random": "no pool for selection, but only as many random latents are trained",
     "late-50": "a pool in the last 50% of the steps only",
     "released-50": "a pool in the first 50% of the steps only",
@@ -60,6 +73,11 @@ class Late(Constant):
         return start if done >= self.at else d_sae
 
 
+def pool_size(method: str, setting: dict[str, Any]) -> int:
+    """Latents in the pool of a method."""
+    return int(setting["wide" if method.endswith("-wide") else "pool"])
+
+
 def configuration(method: str, setting: dict[str, Any], factor: float, seed: int, d_in: int) -> SAEConfig:
     """One of METHODS at a factor of the default learning rate."""
     name, _, number = method.rpartition("-")
@@ -69,7 +87,7 @@ def configuration(method: str, setting: dict[str, Any], factor: float, seed: int
     config = ss.batchtopk(d_sae, k, lr=factor * rate, auxk=auxk, seed=seed)
     pool = replace(config.pool, score="prefix" if method == "prefix" else "l2")
     if not method.startswith(("batchtopk", "trained")):
-        pool = replace(pool, size=Size(setting["pool"]))
+        pool = replace(pool, size=Size(pool_size(method, setting)))
     if name.endswith("groups"):
         pool = replace(pool, scope=Scope(tokens=int(number)))
     if name == "released":
@@ -106,7 +124,7 @@ def train(x: Tensor, config: SAEConfig, method: str, setting: dict[str, Any], se
     learner = Learner(config, x.shape[1], setting["steps"], seed, x.device, torch.float32)
     if method.startswith("trained"):
         learner.path = path = TrainsPool(learner.weights, config, setting["steps"], learner.generator)
-        path.trained, path.size = "uniform" if method == "trained-random" else "l2", setting["pool"]
+        path.trained, path.size = "uniform" if method == "trained-random" else "l2", pool_size(method, setting)
     order, size = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)), setting["batch_size"]
     churn = 0.0
     for step in range(setting["steps"]):
@@ -128,7 +146,7 @@ def run(x: Tensor, held: Tensor, method: str, setting: dict[str, Any], factor: f
     reconstruction = by_threshold(sae, test)
     found |= {"fvu": reconstruction.fvu, "live": float((reconstruction.frequency > 0).double().mean())}
     free = replace(config, pool=PoolConfig())
-    for name, rule in {"free": free, "pooled": pooled(config, setting["pool"])}.items():
+    for name, rule in {"free": free, "pooled": pooled(config, pool_size(method, setting))}.items():
         sae.cfg = replace(sae.cfg, training=rule)
         found[name] = as_trained(sae, test, size).fvu
     sae.cfg = replace(sae.cfg, training=free)
@@ -148,13 +166,7 @@ def harvest(path: Path, model: str, text: str, layer: int, count: int) -> None:
     np.save(path, (rows / rows.square().mean().sqrt()).half().numpy())
 
 
-COLUMNS = {
-    "FVU": "fvu",
-    "without pool": "free",
-    "with pool": "pooled",
-    "latents used per batch": "used",
-    "live": "live",
-}
+COLUMNS = {"FVU": "fvu", "FVU with a pool": "pooled", "latents used per batch": "used", "live": "live"}
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -168,6 +180,24 @@ def table(runs: list[dict[str, Any]]) -> str:
         ratio = f"{np.mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         lines.append(f"| {method} | x {same[0]['factor']:g} | {len(same)} | {ratio} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def picture(runs: list[dict[str, Any]], path: Path) -> None:
+    """FVU of each method at the threshold, and if a pool restricts each batch when it is measured; means over seeds."""
+    shown = {method: best(runs, method) for method in METHODS if best(runs, method)}
+    title = {"title": {"text": "FVU (right: worse)"}}
+    figure = base_figure(90 + 30 * len(shown), title, {"autorange": "reversed"}, {"r": 16, "t": 40})
+    how = {"fvu": ("inference threshold", "circle"), "pooled": ("restricted to a pool for each batch", "circle-open")}
+    values = {column: [float(np.mean([one[column] for one in same])) for same in shown.values()] for column in how}
+    for method, *ends in zip(shown, *values.values(), strict=True):
+        figure.add_scatter(x=ends, y=[method] * 2, mode="lines", line={"color": PALE}, showlegend=False)
+    for column, (name, symbol) in how.items():
+        marks = {"color": INK, "symbol": symbol, "size": 9}
+        figure.add_scatter(x=values[column], y=[*shown], mode="markers", marker=marks, name=name)
+    figure.add_vline(x=values["fvu"][[*shown].index("batchtopk")], line={"color": INK, "width": 1})
+    legend = {"orientation": "h", "y": 1.01, "yanchor": "bottom"}
+    figure.update_layout(showlegend=True, legend=legend, paper_bgcolor="white", plot_bgcolor="white", width=760)
+    figure.write_image(path, scale=1.5)
 
 
 def best(runs: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:
@@ -192,10 +222,14 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--factors", nargs="+", type=float, default=[1.0, 2.0], help="of the default learning rate")
     parser.add_argument("--table", action="store_true", help="print the table of the file")
+    parser.add_argument("--picture", type=Path, help="draw the results of the file")
     a = parser.parse_args()
     done = json.loads(a.out.read_text())["runs"] if a.out.exists() else []
     if a.table:
         print(table(done))
+    if a.picture:
+        picture(done, a.picture)
+    if a.table or a.picture:
         return
     if not a.acts.exists():
         harvest(a.acts, a.model, a.text, a.layer, SETTING["steps"] * SETTING["batch_size"])

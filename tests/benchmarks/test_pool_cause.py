@@ -1,6 +1,7 @@
 """The experiment on the cause of pools' FVU: what it restricts, and its committed data."""
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from benchmarks import pool_cause
 
 DATA = Path(__file__).parents[2] / "docs" / "results" / "pool-cause.json"
-SMALL = {"d_sae": 96, "k": 4, "pool": 12, "steps": 20, "batch_size": 64, "dead_after": 0.4}
+PAGE = DATA.parents[1] / "concepts" / "pools.md"
+SMALL = {"d_sae": 96, "k": 4, "pool": 12, "wide": 36, "steps": 20, "batch_size": 64, "dead_after": 0.4}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def trained(rows, method, **setting):
     return pool_cause.train(rows, pool_cause.configuration(method, setting, 1.0, 0, 16), method, setting, 0)
 
 
-@pytest.mark.parametrize("method", ["batchtopk", "l2", "prefix", "trained-random", "l2-groups-32"])
+@pytest.mark.parametrize("method", ["batchtopk", "l2", "l2-wide", "prefix", "trained-random", "l2-groups-32"])
 def test_one_run(rows, method):
     found = pool_cause.run(rows[200:], rows[:192], method, SMALL, 1.0, 0)
     assert found["live"] <= 1 and found["used"] <= 96
@@ -58,3 +60,40 @@ def test_the_rate_of_seed_0_counts():
     ]
     assert [one["fvu"] for one in pool_cause.best(runs, "l2")] == [0.2, 0.4]
     assert not pool_cause.best(runs, "prefix")
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[dict]:
+    return json.loads(DATA.read_text(encoding="utf-8"))["runs"]
+
+
+def test_the_page_has_the_table_of_the_data(runs):
+    assert pool_cause.table(runs) in PAGE.read_text(encoding="utf-8")
+    for method in pool_cause.METHODS:
+        assert {one["seed"] for one in pool_cause.best(runs, method)} == {0, 1, 2}
+
+
+def test_the_numbers_of_the_page(runs):
+    def mean(method: str, column: str) -> float:
+        return statistics.fmean(one[column] for one in pool_cause.best(runs, method))
+
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    base = mean("batchtopk", "fvu")
+    for words in (
+        f"(`trained-pool`), FVU is {mean('trained-pool', 'fvu') / base:.2f} times",
+        f"(`l2`), it is {mean('l2', 'fvu') / base:.2f} times",
+        f"the two have {mean('trained-pool-wide', 'fvu') / base:.2f} and {mean('l2-wide', 'fvu') / base:.2f} times",
+        f"has an FVU of {mean('batchtopk', 'pooled'):.3f}. The SAE that was trained with these pools has "
+        f"{mean('l2', 'pooled'):.3f}",
+        f"{mean('released-50', 'live'):.0%} of the latents are live",
+        f"(`released-50`, {mean('released-50', 'fvu') / base:.2f} times)",
+        f"FVU is {mean('late-50', 'fvu') / base:.2f} times",
+        f"FVU is {mean('trained-random', 'fvu') / base:.2f} times",
+        f"FVU is {mean('l2-groups-32', 'fvu') / mean('batchtopk-groups-32', 'fvu'):.2f} times that of BatchTopK",
+    ):
+        assert words in text, words
+    churn = [one["churn"] for one in pool_cause.best(runs, "l2")]
+    assert f"{1 - max(churn):.0%} to {1 - min(churn):.0%} of a batch's pool" in text
+    # Even under the restriction of the pool, no SAE that was trained with a pool for the whole batch is better.
+    for method in ("l2", "prefix", "trained-pool", "late-50", "released-50", "released-90"):
+        assert mean(method, "pooled") > mean("batchtopk", "pooled")
