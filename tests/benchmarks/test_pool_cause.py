@@ -1,6 +1,7 @@
 """The experiment on the cause of pools' FVU: what it restricts, and its committed data."""
 
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -97,3 +98,9 @@ def test_the_numbers_of_the_page(runs):
     # Even under the restriction of the pool, no SAE that was trained with a pool for the whole batch is better.
     for method in ("l2", "prefix", "trained-pool", "late-50", "released-50", "released-90"):
         assert mean(method, "pooled") > mean("batchtopk", "pooled")
+    spread = max(
+        max(values) / min(values) - 1
+        for method in pool_cause.METHODS
+        for values in [[one["fvu"] for one in pool_cause.best(runs, method)]]
+    )
+    assert f"at most {math.ceil(1000 * spread) / 10}% in FVU" in text
