@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--methods", nargs="+", default=[*METHODS], choices=METHODS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--factors", nargs="+", type=float, default=[1.0, 2.0], help="of the default learning rate")
+    parser.add_argument("--factors", nargs="+", type=float, default=[0.5, 1.0, 2.0, 4.0], help="of the default lr")
     parser.add_argument("--table", action="store_true", help="print the table of the file")
     parser.add_argument("--picture", type=Path, help="draw the results of the file")
     a = parser.parse_args()
