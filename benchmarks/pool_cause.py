@@ -158,8 +158,8 @@ def harvest(path: Path, model: str, text: str, layer: int, count: int) -> None:
     """Write held-out tokens and, after them, so many training tokens, scaled to a mean square of 1 per element."""
     loaded = ss.load_model(model, "cpu", torch.bfloat16)
     source = ss.activations(loaded, text=text, layer=layer, context=512, buffer_tokens=2**19)
-    held = CALIBRATION + TEST
-    [stream] = source.open(4096, held + 4096, 0, math.ceil(count / 4096)).values()
+    held, spare = CALIBRATION + TEST, 4096  # tokens with a high norm are left out of those that are held out
+    [stream] = source.open(4096, held + spare, 0, math.ceil(count / 4096)).values()
     batches = [stream.batch(step).float().clone() for step in range(math.ceil(count / 4096))]
     rows = torch.cat([stream.heldout.float()[:held], *batches])
     stream.close()
@@ -170,7 +170,7 @@ COLUMNS = {"FVU": "fvu", "FVU with a pool": "pooled", "latents used per batch": 
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """Means over seeds at the better rate of each method, with the ratio of FVU to BatchTopK's; one line per method."""
+    """Means over seeds at the best rate of each method, with the ratio of FVU to BatchTopK's; one line per method."""
     lines = [f"| method | lr factor | ratio | {' | '.join(COLUMNS)} |", "|---|" + "---:|" * (len(COLUMNS) + 2)]
     base = float(np.mean([one["fvu"] for one in best(runs, "batchtopk")]))
     for method in [name for name in METHODS if best(runs, name)]:
@@ -206,6 +206,15 @@ def best(runs: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:
     return [one for one in same if first is not None and one["factor"] == first["factor"]]
 
 
+def next_factor(runs: list[dict[str, Any]], method: str) -> float | None:
+    """The next factor of the learning rate to try with seed 0; None if both neighbors of the best one are worse."""
+    tried = {one["factor"] for one in runs if (one["method"], one["seed"]) == (method, 0)}
+    if not tried:
+        return 1.0
+    found = float(best(runs, method)[0]["factor"])
+    return next((factor for factor in (found / 2, found * 2) if factor not in tried), None)
+
+
 def _cell(column: str, value: float) -> str:
     return f"{value:.0f}" if column == "used" else f"{value:.0%}" if column == "live" else f"{value:.4f}"
 
@@ -218,12 +227,13 @@ def main() -> None:
     parser.add_argument("--layer", type=int, default=12)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--methods", nargs="+", default=[*METHODS], choices=METHODS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--factors", nargs="+", type=float, default=[0.5, 1.0, 2.0, 4.0], help="of the default lr")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="rates are chosen with seed 0")
     parser.add_argument("--table", action="store_true", help="print the table of the file")
     parser.add_argument("--picture", type=Path, help="draw the results of the file")
     a = parser.parse_args()
     done = json.loads(a.out.read_text())["runs"] if a.out.exists() else []
+    if (a.table or a.picture) and not best(done, "batchtopk"):
+        parser.error(f"--out {a.out}: has no runs of batchtopk, which the table and the picture need")
     if a.table:
         print(table(done))
     if a.picture:
@@ -234,16 +244,19 @@ def main() -> None:
         harvest(a.acts, a.model, a.text, a.layer, SETTING["steps"] * SETTING["batch_size"])
     rows = torch.from_numpy(np.load(a.acts))
     held, x = rows[: CALIBRATION + TEST], rows[CALIBRATION + TEST :]
-    for seed in a.seeds:
-        for method in a.methods:
-            # Rates are chosen with seed 0.
-            for factor in a.factors if seed == a.seeds[0] else [best(done, method)[0]["factor"]]:
-                if any((one["method"], one["factor"], one["seed"]) == (method, factor, seed) for one in done):
-                    continue
-                done.append(rounded(run(x, held, method, SETTING, factor, seed)))
-                lines = ",\n".join(json.dumps(one) for one in done)
-                a.out.write_text(f'{{"setting": {json.dumps(SETTING)},\n"runs": [\n{lines}\n]}}\n')
-                print(done[-1], flush=True)
+
+    def add(method: str, factor: float, seed: int) -> None:
+        done.append(rounded(run(x, held, method, SETTING, factor, seed)))
+        lines = ",\n".join(json.dumps(one) for one in done)
+        a.out.write_text(f'{{"setting": {json.dumps(SETTING)},\n"runs": [\n{lines}\n]}}\n')
+        print(done[-1], flush=True)
+
+    for method in a.methods:
+        while (factor := next_factor(done, method)) is not None:
+            add(method, factor, 0)
+        for seed in a.seeds:
+            if all(one["seed"] != seed for one in best(done, method)):
+                add(method, best(done, method)[0]["factor"], seed)
 
 
 def rounded(one: dict[str, Any]) -> dict[str, Any]:

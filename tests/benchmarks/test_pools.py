@@ -4,20 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import pools
 
 DATA = Path(__file__).parents[2] / "docs" / "results" / "pools.json"
 SMALL = {"d_sae": 96, "k": 4, "l": 3, "steps": 40, "batch_size": 64, "dead_after": 0.4}
-
-
-@pytest.fixture(scope="module")
-def rows() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(64, 16, generator=generator)
-    active = (torch.rand(3000, 64, generator=generator) < 0.1) * torch.rand(3000, 64, generator=generator)
-    return active @ features
 
 
 @pytest.mark.parametrize("method", ["batchtopk", "prefix", "uniform", "entropy-no-auxk", "entropy-once"])
