@@ -1,14 +1,17 @@
-"""What MCC on SynthSAEBench depends on: BatchTopK with several recipes on the same samples of a small SynthSAEBench.
+"""What MCC on SynthSAEBench depends on: recipes and methods on the same samples, at a small and at the published size.
 
     python benchmarks/synthsaebench.py --recipe preset --recipe defaults --seed 0 --out recipes.json
     .peers/saelens/bin/python benchmarks/synthsaebench.py --recipe saelens --seed 0 --out recipes.json
+    python benchmarks/synthsaebench.py --full --kept FILE --recipe topk --seed 0 --out full.json
 
-The data follow the specification with 1,024 features in 128 dimensions and 8 trees; SAEs have 256 latents and K = 6,
-about the L0 of the 256 most frequent features, and see 256 samples per step. `saelens` trains SAELens's own SAE with
-its published settings, `saelens-own` also on SAELens's own generator. `OURS` and `THEIRS` list the other recipes.
-Every SAE is measured by the same functions: FVE with the cut over 1,024 samples, MCC as published (mean absolute cosine
-of the Hungarian matching, over all latents), the share of the latents that do not fire on 32,768 held-out samples, and
-at the end which features the latents stand for. benchmarks/synthsaebench_full.py is the benchmark at its full size.
+The small data follow the specification with 1,024 features in 128 dimensions and 8 trees; SAEs have 256 latents and
+K = 6, about the L0 of the 256 most frequent features, and see 256 samples per step. `--full` is the published size.
+`--kept` writes the samples to a file, unless it exists, and reads them from there, so that they are made once (10,000
+steps of the full size: 16 GB and 25 minutes on a core). `saelens` trains SAELens's own SAE with its published settings,
+`saelens-own` also on SAELens's own generator. `OURS` and `THEIRS` list the other recipes; a method as on the command
+line is trained with the package's defaults. Every SAE is measured by the same functions: FVE with the cut over 1,024
+samples, MCC as published (mean absolute cosine of the Hungarian matching, over all latents), the share of the latents
+that do not fire on 32,768 held-out samples, and at the end which features the latents stand for.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,17 +42,28 @@ from sampled_sae.method.rate import default_lr
 from sampled_sae.training.run import Run
 from sampled_sae.utils.files import write_json
 
-DATA = SynthSAEBenchConfig(d=128, features=1024, roots=8)
-LATENTS, K, BATCH, CUT = 256, 6, 256, 1024
+
+class Size(NamedTuple):
+    """Data, and SAEs trained on them."""
+
+    data: SynthSAEBenchConfig
+    latents: int
+    k: int
+    batch: int
+
+
+SMALL = Size(SynthSAEBenchConfig(d=128, features=1024, roots=8), latents=256, k=6, batch=256)
+FULL = Size(SynthSAEBenchConfig(), latents=4096, k=25, batch=1024)
+CUT = 1024
 MARKS = (1000, 2500, 5000, 10_000, 15_000, 20_000, 40_000, 60_000)
-CHUNK = 4096
+CHUNK, KEPT_CHUNK = 4096, 16_384
 
 
 class Samples(Endless):
     """Training samples in chunks, so that making them takes little of the time."""
 
-    def __init__(self) -> None:
-        self.made, self.number, self.chunk = SynthSAEBench(DATA), -1, torch.empty(0)
+    def __init__(self, size: Size) -> None:
+        self.made, self.number, self.chunk = SynthSAEBench(size.data), -1, torch.empty(0)
 
     def batch(self, index: int, size: int, split: Any = "train") -> Tensor:
         if split == "heldout":
@@ -62,13 +77,36 @@ class Samples(Endless):
         return torch.cat([self.made.batch(i, CHUNK, split="heldout") for i in range(1, 1 + -(-size // CHUNK))])[:size]
 
 
+class Kept(Samples):
+    """Training samples in a file, in float16."""
+
+    def __init__(self, size: Size, path: Path, samples: int) -> None:
+        super().__init__(size)
+        if not path.exists():
+            new, rows = path.with_name(path.name + ".new"), -(-samples // KEPT_CHUNK) * KEPT_CHUNK
+            made = np.memmap(new, np.float16, "w+", shape=(rows, size.data.d))
+            for i in range(0, rows, KEPT_CHUNK):
+                made[i : i + KEPT_CHUNK] = self.made.batch(i // KEPT_CHUNK, KEPT_CHUNK).half().numpy()
+            made.flush()
+            new.rename(path)
+        self.rows = np.memmap(path, np.float16, "r").reshape(-1, size.data.d)
+        if len(self.rows) < samples:
+            sys.exit(f"{path}: has {len(self.rows)} samples, {samples} are needed; remove it to make them again")
+
+    def batch(self, index: int, size: int, split: Any = "train") -> Tensor:
+        if split == "heldout":
+            return self.heldout(size)
+        return torch.from_numpy(self.rows[index * size : (index + 1) * size].astype(np.float32))
+
+
 @torch.no_grad()
-def measured(W_enc: Tensor, b_enc: Tensor, W_dec: Tensor, b_dec: Tensor, x: Tensor, true: Tensor) -> dict[str, float]:
+def measured(weights: Sequence[Tensor], x: Tensor, true: Tensor, k: int) -> dict[str, float]:
     """FVE, MCC and the share of latents that do not fire; W_enc and W_dec [m, d], W_dec with unit rows, x [n, d]."""
+    W_enc, b_enc, W_dec, b_dec = weights
     error, fired = 0.0, torch.zeros(len(W_dec), dtype=torch.bool)
     for part in x.split(CUT):
         z = torch.addmm(b_enc, part - b_dec, W_enc.T).relu_()
-        z *= z >= z.flatten().topk(K * len(part)).values[-1]
+        z *= z >= z.flatten().topk(k * len(part)).values[-1]
         fired |= z.any(0)
         error += float((part - z @ W_dec - b_dec).square().sum())
     found = match(W_dec, true)
@@ -108,17 +146,17 @@ def anatomy(W_dec: Tensor, data: SynthSAEBench) -> dict[str, Any]:
     return {"levels": levels, "leaf": [*parts.tolist(), float(rest)]}
 
 
-def saelens_samples(seed: int) -> tuple[Iterator[Tensor], Tensor]:
+def saelens_samples(size: Size, seed: int) -> tuple[Iterator[Tensor], Tensor]:
     """Batches of SAELens's own generator, and its true features."""
     from sae_lens import synthetic as theirs
     from sae_lens.synthetic.training import SyntheticActivationIterator
 
     config = theirs.SyntheticModelConfig(
-        num_features=DATA.features,
-        hidden_dim=DATA.d,
+        num_features=size.data.features,
+        hidden_dim=size.data.d,
         firing_probability=theirs.ZipfianFiringProbabilityConfig(exponent=0.5, max_prob=0.4, min_prob=5e-4),
         hierarchy=theirs.HierarchyConfig(
-            total_root_nodes=DATA.roots,
+            total_root_nodes=size.data.roots,
             branching_factor=4,
             max_depth=3,
             mutually_exclusive_portion=1.0,
@@ -135,7 +173,7 @@ def saelens_samples(seed: int) -> tuple[Iterator[Tensor], Tensor]:
     )
     torch.manual_seed(seed)
     model = theirs.SyntheticModel(config)
-    batches = SyntheticActivationIterator(model.feature_dict, model.activation_generator, BATCH)
+    batches = SyntheticActivationIterator(model.feature_dict, model.activation_generator, size.batch)
     return batches, model.feature_dict.feature_vectors.detach()
 
 
@@ -149,23 +187,22 @@ def saelens_start(sae: Any, recipe: str, x: Tensor) -> None:
         sae.W_enc.copy_(sae.W_dec.T)
 
 
-def run_saelens(recipe: str, seed: int, steps: int) -> list[dict[str, Any]]:
+def run_saelens(size: Size, samples: Samples, recipe: str, seed: int, steps: int) -> list[dict[str, Any]]:
     """SAELens's trainer with the published learning rate of 3e-4; its dead latents are those of 1,000 steps."""
-    samples = Samples()
-    batches: Iterator[Tensor] = (samples.batch(i, BATCH) for i in range(steps))
+    batches: Iterator[Tensor] = (samples.batch(i, size.batch) for i in range(steps))
     true, x = samples.made.dictionary, samples.heldout(32_768)
     if recipe == "saelens-own":
-        batches, true = saelens_samples(seed)
+        batches, true = saelens_samples(size, seed)
         x = torch.cat([next(batches) for _ in range(128)])
-    start = partial(saelens_start, recipe=recipe, x=samples.batch(0, BATCH))
+    start = partial(saelens_start, recipe=recipe, x=samples.batch(0, size.batch))
     plan = peers.Recipe(steps, lr=3e-4, seed=seed)
-    peer = peers.saelens(DATA.d, LATENTS, K, BATCH, "cpu", plan, autocast=False, start=start)
+    peer = peers.saelens(size.data.d, size.latents, size.k, size.batch, "cpu", plan, autocast=False, start=start)
     found = []
     for step in range(steps):
         peer.step(next(batches), step)
         if step + 1 in MARKS or step + 1 == steps:
             w = peer.finish()
-            numbers = measured(w["W_enc"].T, w["b_enc"], w["W_dec"], w["b_dec"], x, true)
+            numbers = measured((w["W_enc"].T, w["b_enc"], w["W_dec"], w["b_dec"]), x, true, size.k)
             parts = anatomy(w["W_dec"], samples.made) if recipe != "saelens-own" and step + 1 == steps else {}
             found.append({"recipe": recipe, "seed": seed, "steps": steps, "step": step + 1, **numbers, **parts})
     return found
@@ -183,10 +220,10 @@ class Recipe:
     start: Callable[[Weights, Tensor], None] | None = None
     """Changes the weights after the first step; takes them and the true features."""
 
-    def made(self, steps: int) -> SAEConfig:
-        auxk = AuxKConfig(dead_after=(steps // 2 if self.late else 1000) * BATCH)
-        lr = None if self.rate == 1 else self.rate * default_lr(DATA.d, LATENTS, K, BATCH, steps)
-        return self.config(LATENTS, K, auxk=auxk, **({} if lr is None else {"lr": lr}), **self.settings)
+    def made(self, size: Size, steps: int) -> SAEConfig:
+        auxk, shape = AuxKConfig(dead_after=(steps // 2 if self.late else 1000) * size.batch), (size.latents, size.k)
+        lr = {} if self.rate == 1 else {"lr": self.rate * default_lr(size.data.d, *shape, size.batch, steps)}
+        return self.config(*shape, auxk=auxk, **lr, **self.settings)
 
 
 def zero_b_dec(weights: Weights, true: Tensor) -> None:
@@ -195,7 +232,7 @@ def zero_b_dec(weights: Weights, true: Tensor) -> None:
 
 def few_active(weights: Weights, true: Tensor) -> None:
     """As many latents as with SAELens do not fire at first: a tenth of the encoder, so that AuxK has to revive them."""
-    weights.W_enc[round(0.18 * LATENTS) :] *= 0.1
+    weights.W_enc[round(0.18 * len(weights.W_enc)) :] *= 0.1
 
 
 def both(weights: Weights, true: Tensor) -> None:
@@ -205,7 +242,7 @@ def both(weights: Weights, true: Tensor) -> None:
 
 def true_features(weights: Weights, true: Tensor) -> None:
     """The most frequent features, in encoder and decoder."""
-    weights.W_dec.copy_(true[:LATENTS])
+    weights.W_dec.copy_(true[: len(weights.W_dec)])
     torch.mul(weights.W_dec, 0.7, out=weights.W_enc)
 
 
@@ -216,17 +253,13 @@ def adam(**settings: Any) -> dict[str, Any]:
     return {"optimizer": OptimizerConfig(**settings)}
 
 
-METHODS = (
-    *("topk_then_batchtopk", "topk_then_batchtopk:until=0.7", "sampled:score=l2,l=5", "sampled:score=l2,l=20"),
-    *("sampled:score=entropy,l=20", "sampled:score=prefix,l=20", "sampled:score=uniform,l=20"),
-    *("released", "released:score=l2", "released:score=entropy", "released:score=prefix"),
-    "released:score=l2,prefixes=8+24+56+120+256",  # with Matryoshka's prefixes
-)
-"""Methods with the package's defaults, as on the command line. The first is the default method."""
+def recipe_of(name: str) -> Recipe:
+    """One of `OURS`, or a method as on the command line with the package's defaults."""
 
+    def config(d_sae: int, k: int, **settings: Any) -> SAEConfig:
+        return parse_methods([name], d_sae=d_sae, k=k, **settings)[0]
 
-def method(spec: str, d_sae: int, k: int, **settings: Any) -> SAEConfig:
-    return parse_methods([spec], d_sae=d_sae, k=k, **settings)[0]
+    return OURS.get(name) or Recipe(config)
 
 
 OURS = {
@@ -249,7 +282,6 @@ OURS = {
     "matryoshka": Recipe(matryoshka),
     "true features": Recipe(start=true_features),
     "true decoder": Recipe(settings=adam(rates=Rates(W_dec=1e-9)), start=true_features),
-    **{spec: Recipe(partial(method, spec)) for spec in METHODS},
 }
 THEIRS = ("saelens", "saelens-own", "saelens, b_dec mean", "saelens, b_dec mean, unit rows")
 
@@ -257,32 +289,33 @@ THEIRS = ("saelens", "saelens-own", "saelens, b_dec mean", "saelens, b_dec mean,
 class Marks(Callback):
     """Changes the SAE after the first step, and measures it at some steps."""
 
-    def __init__(self, about: dict[str, Any], samples: Samples, steps: int) -> None:
-        self.about, self.data, self.x, self.steps = about, samples.made, samples.heldout(32_768), steps
-        self.start = OURS[about["recipe"]].start
+    def __init__(self, size: Size, about: dict[str, Any], samples: Samples) -> None:
+        self.size, self.about, self.data, self.x = size, about, samples.made, samples.heldout(32_768)
+        self.start = recipe_of(about["recipe"]).start
         self.found: list[dict[str, Any]] = []
 
     def on_steps(self, run: Run, step: int, stats: Any) -> None:
         (learner,) = run.learners
         if step == 0 and self.start is not None:
             self.start(learner.weights, self.data.dictionary)
-        if step + 1 in MARKS or step + 1 == self.steps:
-            numbers = measured(*learner.weights[:4], self.x / run.scale, self.data.dictionary)
-            parts = anatomy(learner.weights.W_dec, self.data) if step + 1 == self.steps else {}
+        last = step + 1 == self.about["steps"]
+        if step + 1 in MARKS or last:
+            numbers = measured(learner.weights[:4], self.x / run.scale, self.data.dictionary, self.size.k)
+            parts = anatomy(learner.weights.W_dec, self.data) if last else {}
             self.found.append({**self.about, "step": step + 1, **numbers, **parts})
 
 
-def run_ours(recipe: str, seed: int, steps: int) -> list[dict[str, Any]]:
-    samples, config = Samples(), OURS[recipe].made(steps)
-    marks = Marks({"recipe": recipe, "seed": seed, "steps": steps}, samples, steps)
+def run_ours(size: Size, samples: Samples, recipe: str, seed: int, steps: int) -> list[dict[str, Any]]:
+    config = recipe_of(recipe).made(size, steps)
+    marks = Marks(size, {"recipe": recipe, "seed": seed, "steps": steps}, samples)
     train(
         samples,
         replace(config, seed=seed, name=recipe),
         steps=steps,
-        batch_size=BATCH,
+        batch_size=size.batch,
         device="cpu",
         heldout=samples.heldout(8192),
-        input_norm=OURS[recipe].norm,
+        input_norm=recipe_of(recipe).norm,
         progress=False,
         callbacks=[marks],
     )
@@ -291,18 +324,22 @@ def run_ours(recipe: str, seed: int, steps: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", choices=(*OURS, *THEIRS), action="append", required=True)
+    parser.add_argument("--recipe", action="append", required=True)
     parser.add_argument("--seed", type=int, action="append", required=True)
     parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--full", action="store_true", help="the published size")
+    parser.add_argument("--kept", type=Path, metavar="FILE", help="samples, made unless the file exists")
     parser.add_argument("--out", type=Path, required=True, help="runs are added to those of this file")
     args = parser.parse_args()
-    sizes = {"latents": LATENTS, "k": K, "batch_size": BATCH}
+    size = FULL if args.full else SMALL
+    samples = Kept(size, args.kept, args.steps * size.batch) if args.kept else Samples(size)
+    sizes = {"latents": size.latents, "k": size.k, "batch_size": size.batch}
     for recipe in args.recipe:
         for seed in args.seed:
-            runs = (run_ours if recipe in OURS else run_saelens)(recipe, seed, args.steps)
+            runs = (run_saelens if recipe in THEIRS else run_ours)(size, samples, recipe, seed, args.steps)
             print(recipe, seed, runs[-1], flush=True)
             before = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
-            write_json(args.out, {"data": DATA.to_dict(), "sizes": sizes, "runs": before + runs})
+            write_json(args.out, {"data": size.data.to_dict(), "sizes": sizes, "runs": before + runs})
 
 
 if __name__ == "__main__":

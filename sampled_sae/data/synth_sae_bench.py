@@ -23,9 +23,9 @@ from sampled_sae.config import Config, Count, NonNegative, OpenShare, Positive, 
 from sampled_sae.data.frames import coherence
 from sampled_sae.data.stream import Endless
 from sampled_sae.data.synthetic import Split, stream_seed
-from sampled_sae.utils.system import matmul_precision
+from sampled_sae.method.codes import SparseCodes
 
-CHUNK = 4096  # samples made at one time: their codes take features / d times the room
+CHUNK = 512  # samples made at one time; more are slower on a CPU, where their noise [n, features] leaves the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,7 @@ class SynthSAEBench(Endless):
         self.threshold = torch.special.ndtri(1 - self._compensated(self.p).double()).float()
         sizes = [*config.levels, n - sum(config.levels)]
         self.bucket = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(self.device)
+        self.parent = self._parents().to(self.device)
         self.names = ("roots", *(f"depth {level}" for level in range(1, config.depth + 1)), "outside")
 
     @property
@@ -122,6 +123,13 @@ class SynthSAEBench(Endless):
             ends.append(ends[-1] + size)
         return [(slice(*ends[i : i + 2]), slice(*ends[i + 1 : i + 3])) for i in range(self.config.depth)]
 
+    def _parents(self) -> Tensor:
+        """[features] the parent of each feature; -1 for roots and for features outside of the trees."""
+        found = torch.full((self.config.features,), -1)
+        for parents, children in self._families():
+            found[children] = torch.arange(parents.start, parents.stop).repeat_interleave(self.config.branching)
+        return found
+
     def _compensated(self, p: Tensor) -> Tensor:
         """Probabilities that give children about their own frequency, given parents and exclusive siblings."""
         found = p.clone()
@@ -131,29 +139,40 @@ class SynthSAEBench(Endless):
             found[children] = (own / parent * (1 + others / parent)).flatten()
         return found.clamp(max=1 - 1e-6)
 
-    def codes(self, n: int, generator: torch.Generator) -> Tensor:
-        """Coefficients of n samples; [n, features], none negative."""
-        shape = (n, self.config.features)
+    def codes(self, n: int, generator: torch.Generator) -> SparseCodes:
+        """Coefficients of n samples, all positive; `latent` is the feature."""
         place: dict[str, Any] = {"generator": generator, "device": self.device}
         common = torch.randn((n, self.config.rank), **place) @ self.factor.T
-        active = common.addcmul_(torch.randn(shape, **place), self.own) > self.threshold
-        values = torch.addcmul(self.mean, torch.randn(shape, **place), self.std).relu_().mul_(active)
-        for parents, children in self._families():
-            own = values[:, children].unflatten(1, (-1, self.config.branching))
-            # Of several children that fire a random one stays.
-            order = torch.rand(own.shape, **place).mul_(own > 0)
-            first = torch.zeros_like(own).scatter_(2, order.argmax(2, keepdim=True), 1.0)
-            scale = (values[:, parents] / self.mean[parents]).unsqueeze(2)
-            values[:, children] = (own * first * scale).flatten(1)
-        return values
+        active = common.addcmul_(torch.randn(common.shape, **place), self.own) > self.threshold
+        for parents, children in self._families():  # few are left, so that the rest need not be dense
+            active[:, children].unflatten(1, (-1, self.config.branching)).logical_and_(active[:, parents, None])
+        sample, feature = active.nonzero(as_tuple=True)
+        value = torch.addcmul(self.mean[feature], torch.randn(len(feature), **place), self.std[feature]).relu_()
+        parent = self.parent[feature]
+        children = (parent >= 0).nonzero()[:, 0]
+        # Of several children of one parent that fire, a random one stays.
+        family = sample[children] * self.config.features + parent[children]
+        order = torch.rand(len(children), **place) * (value[children] > 0)
+        names, number = family.unique(return_inverse=True)
+        first = order.new_zeros(len(names)).scatter_reduce_(0, number, order, "amax")
+        value[children] *= order == first[number]
+        # A child fires in proportion to its parent, which may itself be a child: level by level, roots first.
+        key = sample * self.config.features + feature
+        for _, level in self._families():
+            at = ((feature >= level.start) & (feature < level.stop)).nonzero()[:, 0]
+            wanted = sample[at] * self.config.features + parent[at]
+            found = torch.searchsorted(key, wanted)
+            there = key[found] == wanted  # a child follows its parent, so `found` is never past the end
+            value[at] *= torch.where(there, value[found] / self.mean[parent[at]], 0.0)
+        return SparseCodes(sample, feature, value, n, self.config.features).where(value > 0)
 
     def batch(self, index: int, size: int, split: Split = "train") -> Tensor:
         """Fresh samples number `index`; [size, d]. Decided by the config's seed and the arguments alone."""
         require(size >= 1, "size", size, "must be at least 1 sample")
         return torch.cat([x for x, _ in self.parts(index, size, split)])
 
-    def parts(self, index: int, size: int, split: Split = "train") -> Iterator[tuple[Tensor, Tensor]]:
-        """The same samples in chunks, each with its codes: [n, d] and [n, features]."""
+    def parts(self, index: int, size: int, split: Split = "train") -> Iterator[tuple[Tensor, SparseCodes]]:
+        """The same samples in chunks [n, d], each with its codes."""
         generator = torch.Generator(self.device).manual_seed(stream_seed(self.config.seed, split, index))
         for start in range(0, size, CHUNK):
             yield self._samples(min(CHUNK, size - start), generator)
@@ -163,18 +182,16 @@ class SynthSAEBench(Endless):
         generator = torch.Generator(self.device).manual_seed(stream_seed(self.config.seed, "fixed", 0))
         return torch.cat([self._samples(CHUNK, generator)[0] for _ in range(0, n, CHUNK)])[:n]
 
-    def _samples(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _samples(self, n: int, generator: torch.Generator) -> tuple[Tensor, SparseCodes]:
         codes = self.codes(n, generator)
-        # Rounding to TF32 makes the product several times faster on a GPU; the published samples are in bfloat16.
-        with matmul_precision("high"):
-            return torch.addmm(self.offset, codes, self.dictionary), codes
+        return codes.decode(self.dictionary).add_(self.offset), codes
 
     def statistics(self, n: int = 10_000) -> dict[str, Any]:
         """Statistics of n samples, as those of `SyntheticData`."""
         generator = torch.Generator(self.device).manual_seed(stream_seed(self.config.seed, "fixed", 0))
         fired, total, squares = (torch.zeros_like(self.p, dtype=torch.float64) for _ in range(3))
         for start in range(0, n, CHUNK):
-            codes = self.codes(CHUNK, generator)[: n - start].double()
+            codes = self.codes(CHUNK, generator).dense()[: n - start].double()
             fired, total, squares = fired + (codes > 0).sum(0), total + codes.sum(0), squares + codes.square().sum(0)
         rows = []
         for index, name in enumerate(self.names):

@@ -341,7 +341,7 @@ class Measurement:
         found, generator = Detection(sae.W_dec, self.data.dictionary), torch.Generator(sae.device).manual_seed(0)
         for x, codes in self.data.parts(1, len(self.heldout), "heldout"):
             for part, own in zip(x.split(self.batch_size), codes.split(self.batch_size), strict=True):
-                found.add(training_time_codes(sae, part, sae.cfg.training, generator), own > 0)
+                found.add(training_time_codes(sae, part, sae.cfg.training, generator), own.dense() > 0)
         return found.result()
 
 

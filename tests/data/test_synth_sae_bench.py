@@ -19,7 +19,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def codes(data):
-    return data.codes(20_000, torch.Generator().manual_seed(0))
+    return data.codes(20_000, torch.Generator().manual_seed(0)).dense()
 
 
 def family(index):
@@ -38,10 +38,10 @@ def test_children_need_their_parent_and_exclude_each_other(codes):
 
 def test_children_are_scaled_by_their_parent(data):
     still = SynthSAEBench(replace(SMALL, std_mean=0.0, std_std=0.0))
-    found = still.codes(4000, torch.Generator().manual_seed(1))
+    found = still.codes(4000, torch.Generator().manual_seed(1)).dense()
     fired = found > 0
     assert torch.allclose(found[fired], still.mean.expand_as(found)[fired]), "without spread each fires at its mean"
-    own = data.codes(4000, torch.Generator().manual_seed(1))
+    own = data.codes(4000, torch.Generator().manual_seed(1)).dense()
     both = (own[:, 0] > 0) & (own[:, 4] > 0)
     assert torch.corrcoef(torch.stack([own[both, 0], own[both, 4]]))[0, 1] > 0.3
 
@@ -59,7 +59,7 @@ def test_samples_are_codes_times_dictionary_plus_a_constant(data):
     x = data.batch(3, 100)
     assert torch.equal(x, data.batch(3, 100)) and not torch.equal(x, data.batch(4, 100))
     assert not torch.equal(x, data.batch(3, 100, split="heldout"))
-    codes = data.codes(100, torch.Generator().manual_seed(stream_seed(SMALL.seed, "train", 3)))
+    codes = data.codes(100, torch.Generator().manual_seed(stream_seed(SMALL.seed, "train", 3))).dense()
     assert torch.allclose(x, codes @ data.dictionary + data.offset) and data.offset.norm() == pytest.approx(0.5)
     assert torch.equal(data.fixed(10), data.fixed(200)[:10])
 
