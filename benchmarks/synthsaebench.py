@@ -205,6 +205,7 @@ def run_saelens(size: Size, samples: Samples, recipe: str, seed: int, steps: int
             numbers = measured((w["W_enc"].T, w["b_enc"], w["W_dec"], w["b_dec"]), x, true, size.k)
             parts = anatomy(w["W_dec"], samples.made) if recipe != "saelens-own" and step + 1 == steps else {}
             found.append({"recipe": recipe, "seed": seed, "steps": steps, "step": step + 1, **numbers, **parts})
+            print(found[-1], flush=True)
     return found
 
 
@@ -303,6 +304,7 @@ class Marks(Callback):
             numbers = measured(learner.weights[:4], self.x / run.scale, self.data.dictionary, self.size.k)
             parts = anatomy(learner.weights.W_dec, self.data) if last else {}
             self.found.append({**self.about, "step": step + 1, **numbers, **parts})
+            print(self.found[-1], flush=True)
 
 
 def run_ours(size: Size, samples: Samples, recipe: str, seed: int, steps: int) -> list[dict[str, Any]]:
@@ -337,7 +339,6 @@ def main() -> None:
     for recipe in args.recipe:
         for seed in args.seed:
             runs = (run_saelens if recipe in THEIRS else run_ours)(size, samples, recipe, seed, args.steps)
-            print(recipe, seed, runs[-1], flush=True)
             before = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
             write_json(args.out, {"data": size.data.to_dict(), "sizes": sizes, "runs": before + runs})
 

@@ -149,13 +149,13 @@ class SynthSAEBench(Endless):
         sample, feature = active.nonzero(as_tuple=True)
         value = torch.addcmul(self.mean[feature], torch.randn(len(feature), **place), self.std[feature]).relu_()
         parent = self.parent[feature]
-        children = (parent >= 0).nonzero()[:, 0]
+        inside = (parent >= 0).nonzero()[:, 0]
         # Of several children of one parent that fire, a random one stays.
-        family = sample[children] * self.config.features + parent[children]
-        order = torch.rand(len(children), **place) * (value[children] > 0)
+        family = sample[inside] * self.config.features + parent[inside]
+        order = torch.rand(len(inside), **place) * (value[inside] > 0)
         names, number = family.unique(return_inverse=True)
         first = order.new_zeros(len(names)).scatter_reduce_(0, number, order, "amax")
-        value[children] *= order == first[number]
+        value[inside] *= order == first[number]
         # A child fires in proportion to its parent, which may itself be a child: level by level, roots first.
         key = sample * self.config.features + feature
         for _, level in self._families():
