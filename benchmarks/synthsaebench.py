@@ -11,7 +11,8 @@ steps of the full size: 16 GB and 25 minutes on a core). `saelens` trains SAELen
 `saelens-own` also on SAELens's own generator. `OURS` and `THEIRS` list the other recipes; a method as on the command
 line is trained with the package's defaults. Every SAE is measured by the same functions: FVE with the cut over 1,024
 samples, MCC as published (mean absolute cosine of the Hungarian matching, over all latents), the share of the latents
-that do not fire on 32,768 held-out samples, and at the end which features the latents stand for.
+that do not fire on 32,768 held-out samples, and at the end F1 and uniqueness as published, and which features the
+latents stand for.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from benchmarks import peers
 from sampled_sae import Callback, batchtopk, matryoshka, topk, train
 from sampled_sae.data.stream import Endless
 from sampled_sae.data.synth_sae_bench import SynthSAEBench, SynthSAEBenchConfig
+from sampled_sae.evals.similarity.detection import Detection
 from sampled_sae.evals.similarity.matching import match
+from sampled_sae.method.codes import SparseCodes
 from sampled_sae.method.config import AuxKConfig, OptimizerConfig, Rates, SAEConfig
 from sampled_sae.method.parameters import Weights
 from sampled_sae.method.presets import paper_recipe, parse_methods
@@ -99,14 +102,20 @@ class Kept(Samples):
         return torch.from_numpy(self.rows[index * size : (index + 1) * size].astype(np.float32))
 
 
+def kept(weights: Sequence[Tensor], x: Tensor, k: int) -> Tensor:
+    """The activations [n, m] of samples x [n, d] that BatchTopK keeps; W_enc and W_dec [m, d]."""
+    W_enc, b_enc, _, b_dec = weights
+    z = torch.addmm(b_enc, x - b_dec, W_enc.T).relu_()
+    return z.mul_(z >= z.flatten().topk(k * len(x)).values[-1])
+
+
 @torch.no_grad()
 def measured(weights: Sequence[Tensor], x: Tensor, true: Tensor, k: int) -> dict[str, float]:
-    """FVE, MCC and the share of latents that do not fire; W_enc and W_dec [m, d], W_dec with unit rows, x [n, d]."""
-    W_enc, b_enc, W_dec, b_dec = weights
+    """FVE, MCC and the share of latents that do not fire; W_dec with unit rows, x [n, d]."""
+    W_dec, b_dec = weights[2:]
     error, fired = 0.0, torch.zeros(len(W_dec), dtype=torch.bool)
     for part in x.split(CUT):
-        z = torch.addmm(b_enc, part - b_dec, W_enc.T).relu_()
-        z *= z >= z.flatten().topk(k * len(part)).values[-1]
+        z = kept(weights, part, k)
         fired |= z.any(0)
         error += float((part - z @ W_dec - b_dec).square().sum())
     found = match(W_dec, true)
@@ -144,6 +153,16 @@ def anatomy(W_dec: Tensor, data: SynthSAEBench) -> dict[str, Any]:
     rest = (rows - (basis @ parts)[:, :, 0]).norm(dim=1).mean()
     parts = (parts * parts[:, :1].sign())[:, :, 0].mean(0)
     return {"levels": levels, "leaf": [*parts.tolist(), float(rest)]}
+
+
+@torch.no_grad()
+def detection(weights: Sequence[Tensor], data: SynthSAEBench, k: int, scale: float = 1.0) -> dict[str, float]:
+    """Precision, recall, F1 and uniqueness on held-out samples; the SAE takes samples that are divided by `scale`."""
+    found = Detection(weights[2], data.dictionary)
+    for index in range(1, 9):
+        for x, codes in data.parts(index, CHUNK, "heldout"):
+            found.add(SparseCodes.from_dense(kept(weights, x / scale, k)), codes.dense() > 0)
+    return found.result()
 
 
 def saelens_samples(size: Size, seed: int) -> tuple[Iterator[Tensor], Tensor]:
@@ -202,8 +221,10 @@ def run_saelens(size: Size, samples: Samples, recipe: str, seed: int, steps: int
         peer.step(next(batches), step)
         if step + 1 in MARKS or step + 1 == steps:
             w = peer.finish()
-            numbers = measured((w["W_enc"].T, w["b_enc"], w["W_dec"], w["b_dec"]), x, true, size.k)
-            parts = anatomy(w["W_dec"], samples.made) if recipe != "saelens-own" and step + 1 == steps else {}
+            weights = w["W_enc"].T, w["b_enc"], w["W_dec"], w["b_dec"]
+            numbers, parts = measured(weights, x, true, size.k), {}
+            if recipe != "saelens-own" and step + 1 == steps:
+                parts = detection(weights, samples.made, size.k) | anatomy(w["W_dec"], samples.made)
             found.append({"recipe": recipe, "seed": seed, "steps": steps, "step": step + 1, **numbers, **parts})
             print(found[-1], flush=True)
     return found
@@ -301,8 +322,10 @@ class Marks(Callback):
             self.start(learner.weights, self.data.dictionary)
         last = step + 1 == self.about["steps"]
         if step + 1 in MARKS or last:
-            numbers = measured(learner.weights[:4], self.x / run.scale, self.data.dictionary, self.size.k)
-            parts = anatomy(learner.weights.W_dec, self.data) if last else {}
+            weights = learner.weights[:4]
+            numbers, parts = measured(weights, self.x / run.scale, self.data.dictionary, self.size.k), {}
+            if last:
+                parts = detection(weights, self.data, self.size.k, run.scale) | anatomy(weights[2], self.data)
             self.found.append({**self.about, "step": step + 1, **numbers, **parts})
             print(self.found[-1], flush=True)
 
