@@ -160,8 +160,9 @@ def detection(weights: Sequence[Tensor], data: SynthSAEBench, k: int, scale: flo
     """Precision, recall, F1 and uniqueness on held-out samples; the SAE takes samples that are divided by `scale`."""
     found = Detection(weights[2], data.dictionary)
     for index in range(1, 9):
-        for x, codes in data.parts(index, CHUNK, "heldout"):
-            found.add(SparseCodes.from_dense(kept(weights, x / scale, k)), codes.dense() > 0)
+        samples, codes = zip(*data.parts(index, CHUNK, "heldout"), strict=True)
+        for x, own in zip(torch.cat(samples).split(CUT), SparseCodes.cat(codes).split(CUT), strict=True):
+            found.add(SparseCodes.from_dense(kept(weights, x / scale, k)), own.dense() > 0)
     return found.result()
 
 
