@@ -237,6 +237,20 @@ def test_what_more_seeds_would_decide():
     assert f"it would take {counts[0]} seeds in `primary` and {counts[1]} in `small`." in page
 
 
+def test_pools_in_all_settings():
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8").partition("### Reconstruction")[2].partition("###")[0]
+    head, _, *rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")]
+    settings = [cell.strip(" `") for cell in head[1:]]
+    assert {setting for setting in results().settings if pool_ratios(setting)} == set(settings)
+    for name, *cells_ in rows:
+        pools = [results().measured(setting, name.strip(" `"), "fvu") for setting in settings]
+        for setting, cell, pool in zip(settings, cells_, pools, strict=True):
+            assert bool(cell.strip()) == bool(pool)
+            if pool:
+                ratio = statistics.fmean(pool.values()) / study("batchtopk", "fvu", setting=setting)
+                assert cell.strip() == f"{ratio:.{len(cell.strip().partition('.')[2])}f}", (name, setting)
+
+
 def test_the_best_trade_off():
     rows = read_lines("docs/results/results.jsonl")
 
@@ -261,9 +275,9 @@ def test_the_best_trade_off():
 
     released = [more(setting, "l2-released", 1.0) for setting in ("primary", "small", "gemma-9")]
     assert "by {} (`primary`), {} (`small`) and {} (`gemma-9`)".format(*released) in part
-    small = sorted(more(setting, "l2-l100", 1.0) for setting in ("small", "layer-6", "layer-20"))
-    assert f"by {more('primary', 'l2-l100', 2.0)} in `primary`, by {small[0]} to {small[-1]} in `small`," in part
-    assert f"and by {more('gemma-9', 'l2-l100', 1.0)} in `gemma-9` (one seed)" in part
+    others = [more(setting, "l2-l100", 1.0) for setting in ("gemma-9", "layer-20", "small", "layer-6")]
+    assert others == sorted(others, key=lambda percent: int(percent[:-1]))
+    assert f"by {more('primary', 'l2-l100', 2.0)}, and by {others[0]} to {others[-1]} in [other settings]" in part
     assert f"({mean('primary', 'l2-l100', 2.0, 'probing_5'):.3f} instead of {base['probing_5']:.3f} on six" in part
     live = [f"{mean('primary', 'l2-l100', factor, 'alive'):.0%}" for factor in (1.0, 2.0)]
     slow, fast = (mean("primary", "l2-l100", factor, "fvu") for factor in (1.0, 2.0))
