@@ -91,6 +91,26 @@ def test_the_topk_phase():
     assert min(candidates, key=lambda n: math.prod(sum(fvu[n, setting]) for setting in TRIALS)) == "sampled-sae"
 
 
+def test_a_topk_phase_of_ten_percent():
+    fvu: dict[tuple[str, int], dict[int, float]] = {}
+    for x in read_lines("docs/quality/runs.jsonl"):
+        key = x["key"]
+        at = tuple(key.get(name) for name in ("model", "layer", "d_sae", "tokens", "toolkit"))
+        if x["what"] == "run" and at == ("smollm2", 12, 16_384, 10_000_000, "sampled-sae-batchtopk"):
+            fvu.setdefault(("none", key["k"]), {})[key["seed"]] = x["fvu"]["select"]
+    for x in read_lines("docs/quality/changes.jsonl"):
+        if x.get("name") == "topk_until_0.1" and x["setting"] in ("16k", "16k-k120"):
+            fvu.setdefault(("10%", TRIALS[x["setting"]].k), {})[x["seed"]] = x["fvu"]["select"]
+    found = {k: statistics.fmean(fvu["10%", k].values()) / statistics.fmean(fvu["none", k].values()) for k in (120, 60)}
+    assert all(set(fvu[name, k]) == {0, 1, 2} for name in ("none", "10%") for k in found)
+    large, usual = (f"{found[k] - 1:.1%}" for k in (120, 60))
+    pages = ("quality", "results", "howto/choose")
+    quality, results_, choose = (" ".join((ROOT / f"docs/{page}.md").read_text().split()) for page in pages)
+    assert f"with three seeds, 10% raises it by {large} at K = 120 and by {usual} in `16k` (`select`)" in quality
+    assert f"a phase of 10% raises FVU by {large} at K = 120 and by {usual} at K = 60" in results_
+    assert f"it costs {large} at K 120 and {usual} at K 60" in choose
+
+
 @cache
 def results() -> Results:
     """All rows of the study."""
