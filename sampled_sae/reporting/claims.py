@@ -223,8 +223,9 @@ def verdicts_table(
         lines.append(f"| {' | '.join([f'[{name}]({details}#{name.lower()})', *cells])} |")
     first = next(iter(results.deciding), "")
     note = (
-        f"Effects against {BASE} in `{first}` unless another method or setting is named. x: a ratio. Others are "
-        "differences: positive is better, or more where no end is better. Settings: those measured with several seeds."
+        f"Effects compare with `{BASE}` in `{first}` unless another method or setting is named. x: a ratio. All "
+        "others are differences; positive is better, or more where neither direction is better. Settings: how many "
+        "were measured with several seeds."
     )
     return "\n".join([*lines, "", note])
 
@@ -283,7 +284,7 @@ def claims_table(results: Results, claims: Sequence[Claim], synthetic: Synthetic
         if metric:
             pair = f"{_named(results, claim, tested.setting)} against {claim.against}"
         rows.append([pair, title, tested.outcome, *cells, tested.settings, tested.beside])
-    return Table(columns, rows, note="Positive is better, or more where no end is better; x: a ratio.")
+    return Table(columns, rows, note="Positive is better, or more where neither direction is better; x: a ratio.")
 
 
 def goal_table(

@@ -190,7 +190,7 @@ METRICS: dict[str, Compared] = {
     "middle_firings": Compared("firings of latents at 0.1% to 10%", "core", None, 0.02),
     "alive": Compared("live latents", "core", "high", 0.02),
     "autointerp": Compared("autointerp (balanced detection)", "autointerp", "high", 0.02),
-    "autointerp_gain": Compared("autointerp, 0.1% to 10% less below 0.1%", "autointerp", "high", 0.02),
+    "autointerp_gain": Compared("autointerp, 0.1% to 10% minus below 0.1%", "autointerp", "high", 0.02),
     **{f"autointerp_{n}": Compared(f"autointerp, {bin}", "autointerp", "high", 0.02) for n, bin in enumerate(BINS)},
     "autointerp_control": Compared("autointerp, explanations of other latents", "autointerp", None, 0.02),
     "mmcs_seeds": Compared("MMCS across seeds", "similarity", "high", 0.02),

@@ -1,4 +1,4 @@
-"""The answer of a study in five lines: whether to use the family, what instead, cost, claims, what is unproven."""
+"""The answer of a study in five lines: whether to use the family, what instead, cost, claims, what is undecided."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def answer(
         "Should I use Sampled-SAE?": _use(results, roles),
         "Which method instead?": _instead(results),
         "What does it cost?": _cost(results, roles),
-        "Which claims of the paper hold?": _claims(hypotheses(results, claims, needed, synthetic)),
-        "What is unproven?": _unproven(results),
+        "Which claims of the paper hold?": _claims(claims, hypotheses(results, claims, needed, synthetic)),
+        "What is undecided?": _undecided(results),
     }
     return "\n".join(f"{number}. **{title}** {text}" for number, (title, text) in enumerate(lines.items(), 1))
 
@@ -41,18 +41,18 @@ def _use(results: Results, roles: Mapping[str, str]) -> str:
     baselines = [name for name, role in roles.items() if role == "baseline"]
     candidates = [name for name in results.methods(first) if roles.get(name) not in NO_LEADERS]
     if winners := reached(results, candidates, baselines):
-        return f"Yes: {_listed(winners)} reached the [goal](#the-goal)."
+        return f"Yes: {_listed(_code(winners))} reached the [goal](#the-goal)."
     parts = []
     for setting in results.goals:
         variants = [name for name in results.repeated(setting) if roles.get(name) not in NO_LEADERS]
         found = {name: _against_base(results, setting, name) for name in variants}
         lost = sum(verdicts.get("fvu") == "worse" for verdicts in found.values())
         won = {n: [METRICS[m].title for m, it in own.items() if it == "better"] for n, own in found.items()}
-        better = _listed([f"{name} ({', '.join(titles)})" for name, titles in won.items() if titles])
-        count = f"all {lost}" if lost == len(found) else f"{lost} of {len(found)}"
-        several = f"{count} variants with several seeds have a higher FVU than {BASE}"
-        wins = f"better in some metric: {better}" if better else "none is better in any metric of the goal"
-        parts.append(f"In `{setting}`, {several}; {wins}.")
+        better = _listed([f"`{name}` ({', '.join(titles)})" for name, titles in won.items() if titles])
+        count = f"all {lost}" if lost == len(found) else f"{lost} of the {len(found)}"
+        several = f"{count} variants with several seeds have a higher FVU than `{BASE}`"
+        wins = f"Better than it in some metric: {better}" if better else "None is better in any metric of the goal"
+        parts.append(f"In `{setting}`, {several}. {wins}.")
     return f"There is no reason to. No variant reached the [goal](#the-goal). {' '.join(parts)}"
 
 
@@ -62,14 +62,14 @@ def _instead(results: Results) -> str:
     for setting in results.goals:
         metrics = [metric for metric in GOAL if results.measured(setting, BASE, metric)]
         names = [
-            f"{method} (FVU {statistics.fmean(results.measured(setting, method, 'fvu').values()):.4f})"
+            f"`{method}` (FVU {statistics.fmean(results.measured(setting, method, 'fvu').values()):.4f})"
             for method in _unbeaten(results, setting, metrics)
         ]
         model = results.models[setting].rpartition("/")[2]
         absent = [METRICS[metric].title for metric in GOAL if metric not in metrics]
         without = f"; {' and '.join(absent)} not measured" if absent else ""
-        parts.append(f"{model} (`{setting}`{without}): {_listed(names) or 'undecided'}.")
-    return f"{' '.join(parts)} Of the methods with several seeds, no other is better there in any metric of the goal."
+        parts.append(f"On {model} (`{setting}`{without}): {_listed(names) or 'undecided'}.")
+    return f"{' '.join(parts)} No other method with several seeds is better there in any metric of the goal."
 
 
 def _unbeaten(results: Results, setting: str, metrics: Sequence[str]) -> list[str]:
@@ -98,21 +98,27 @@ def _cost(results: Results, roles: Mapping[str, str]) -> str:
         return "Not measured yet."
     fvu = {name: statistics.fmean(results.measured(setting, name, "fvu").values()) for name in (BASE, *timed)}
     best = min(timed, key=lambda name: fvu[name])
+    absent = [name for name in pools if name not in timed]
+    without = f" ({_listed(_code(absent))}: not timed at the learning rate that counts)" if absent else ""
     return (
-        f"In `{setting}`, {BASE} trains in {base:.1f} s, and the paper's pools take {min(timed.values()):.2f} to "
-        f"{max(timed.values()):.2f} times as long. The best of them, {best}, has {fvu[best] / fvu[BASE]:.2f} times "
-        "its FVU."
+        f"In `{setting}`, `{BASE}` trains in {base:.1f} s. The paper's pools take {min(timed.values()):.2f} to "
+        f"{max(timed.values()):.2f} times as long{without}. The one with the lowest FVU, `{best}`, has "
+        f"{fvu[best] / fvu[BASE]:.2f} times `{BASE}`'s FVU."
     )
 
 
-def _claims(outcomes: Mapping[str, Outcome]) -> str:
-    """How many claims have each outcome, and which."""
-    named = {kind: [name for name, it in outcomes.items() if it == kind] for kind in get_args(Outcome)}
-    counts = [f"{len(names)} {kind} ({', '.join(names)})" for kind, names in named.items() if names]
-    return f"Of {len(outcomes)}: {', '.join(counts)}." if counts else "None was tested."
+def _claims(claims: Sequence[Claim], outcomes: Mapping[str, Outcome]) -> str:
+    """How many claims have each outcome, and which, with the text of those that are decided."""
+    text = {claim.name: claim.text for claim in reversed(claims)}  # a claim of several comparisons has the first's
+    counts = []
+    for kind in get_args(Outcome):
+        names = [name for name, it in outcomes.items() if it == kind]
+        shown = [f"{name} ({text[name]})" if kind in ("supported", "refuted") else name for name in names]
+        counts += [f"{kind.capitalize()} ({len(names)} of {len(outcomes)}): {', '.join(shown)}."] if names else []
+    return " ".join(counts) or "None was tested."
 
 
-def _unproven(results: Results) -> str:
+def _undecided(results: Results) -> str:
     """Comparisons that are undecided, by metric, and what the study consists of."""
     verdicts = [
         (metric, verdict)
@@ -131,7 +137,8 @@ def _unproven(results: Results) -> str:
     seeds = {len(results.measured(first, method, "fvu")) for method in results.repeated(first)}
     saes = len({row.run for row in results.rows if row.measure != "rate"})
     return (
-        f"Differences to {BASE} that are too small to detect: {undecided or 'none'}. "
+        f"Comparisons with `{BASE}` in {_listed(_code(results.goals))} whose difference is too small to detect: "
+        f"{undecided or 'none'}. "
         f"The study has {saes} SAEs in {len(results.settings)} settings, with {_range(seeds)} seeds of each method "
         f"compared in `{first}`."
     )
@@ -140,6 +147,11 @@ def _unproven(results: Results) -> str:
 def _against_base(results: Results, setting: str, method: str) -> dict[str, Verdict]:
     """Verdicts of a method against the base, by metric of the goal."""
     return {m: it[1] for m in GOAL if (it := results.difference(setting, method, BASE, m))}
+
+
+def _code(names: Sequence[str]) -> list[str]:
+    """Names as code."""
+    return [f"`{name}`" for name in names]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ NEUTRAL = {
     "worse": "less",
     "not worse": "not less",
     "undecided": "undecided",
-}  # where no end is better
+}  # where neither direction is better
 EMPTY = """# Results
 
 <!-- begin answer --><!-- end answer -->

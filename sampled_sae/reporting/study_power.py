@@ -97,11 +97,11 @@ def power_table(results: Results, setting: str, leaders: Sequence[str], baseline
             errors = [whole.se(seeds) for seeds in (3, 5, math.inf)]
             needed = seeds_needed(whole, margin) or f"over {MOST}"
             rows.append([title, *errors, margin, needed, chance(whole, math.inf, margin)])
-    methods = f"one of {', '.join(leaders)} and one of {', '.join(baselines)}"
+    methods = f"a leader ({', '.join(leaders)}) and a baseline ({', '.join(baselines)})"
     note = (
-        f"Standard error of the difference between {methods}, by the number of seeds. It follows from the variances "
-        "between seeds, between sources of datasets or letters (which more seeds do not reduce), and of the rest, each "
-        "the mean over the comparisons. Seeds needed: for a verdict of not worse with a probability of 80%, if the "
-        "methods are equal. Highest probability: of this verdict, with any number of seeds."
+        f"SE: standard error of the difference between {methods}, by the number of seeds. It follows from three "
+        "variances, each averaged over the comparisons: between seeds, between sources of datasets or letters (which "
+        "more seeds do not reduce), and the rest. Seeds needed: to find equal methods not worse with a probability of "
+        "80%. Highest probability: of this verdict, with any number of seeds."
     )
     return Table(columns, rows, note=note)

@@ -91,6 +91,26 @@ def test_the_topk_phase():
     assert min(candidates, key=lambda n: math.prod(sum(fvu[n, setting]) for setting in TRIALS)) == "sampled-sae"
 
 
+def test_a_topk_phase_of_ten_percent():
+    fvu: dict[tuple[str, int], dict[int, float]] = {}
+    for x in read_lines("docs/quality/runs.jsonl"):
+        key = x["key"]
+        at = tuple(key.get(name) for name in ("model", "layer", "d_sae", "tokens", "toolkit"))
+        if x["what"] == "run" and at == ("smollm2", 12, 16_384, 10_000_000, "sampled-sae-batchtopk"):
+            fvu.setdefault(("none", key["k"]), {})[key["seed"]] = x["fvu"]["select"]
+    for x in read_lines("docs/quality/changes.jsonl"):
+        if x.get("name") == "topk_until_0.1" and x["setting"] in ("16k", "16k-k120"):
+            fvu.setdefault(("10%", TRIALS[x["setting"]].k), {})[x["seed"]] = x["fvu"]["select"]
+    found = {k: statistics.fmean(fvu["10%", k].values()) / statistics.fmean(fvu["none", k].values()) for k in (120, 60)}
+    assert all(set(fvu[name, k]) == {0, 1, 2} for name in ("none", "10%") for k in found)
+    large, usual = (f"{found[k] - 1:.1%}" for k in (120, 60))
+    pages = ("quality", "results", "howto/choose")
+    quality, results_, choose = (" ".join((ROOT / f"docs/{page}.md").read_text().split()) for page in pages)
+    assert f"with three seeds, 10% raises it by {large} at K = 120 and by {usual} in `16k` (`select`)" in quality
+    assert f"a phase of 10% raises FVU by {large} at K = 120 and by {usual} at K = 60" in results_
+    assert f"it costs {large} at K 120 and {usual} at K 60" in choose
+
+
 @cache
 def results() -> Results:
     """All rows of the study."""
@@ -237,6 +257,20 @@ def test_what_more_seeds_would_decide():
     assert f"it would take {counts[0]} seeds in `primary` and {counts[1]} in `small`." in page
 
 
+def test_pools_in_all_settings():
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8").partition("### Reconstruction")[2].partition("###")[0]
+    head, _, *rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")]
+    settings = [cell.strip(" `") for cell in head[1:]]
+    assert {setting for setting in results().settings if pool_ratios(setting)} == set(settings)
+    for name, *cells_ in rows:
+        pools = [results().measured(setting, name.strip(" `"), "fvu") for setting in settings]
+        for setting, cell, pool in zip(settings, cells_, pools, strict=True):
+            assert bool(cell.strip()) == bool(pool)
+            if pool:
+                ratio = statistics.fmean(pool.values()) / study("batchtopk", "fvu", setting=setting)
+                assert cell.strip() == f"{ratio:.{len(cell.strip().partition('.')[2])}f}", (name, setting)
+
+
 def test_the_best_trade_off():
     rows = read_lines("docs/results/results.jsonl")
 
@@ -261,9 +295,10 @@ def test_the_best_trade_off():
 
     released = [more(setting, "l2-released", 1.0) for setting in ("primary", "small", "gemma-9")]
     assert "by {} (`primary`), {} (`small`) and {} (`gemma-9`)".format(*released) in part
-    small = sorted(more(setting, "l2-l100", 1.0) for setting in ("small", "layer-6", "layer-20"))
-    assert f"by {more('primary', 'l2-l100', 2.0)} in `primary`, by {small[0]} to {small[-1]} in `small`," in part
-    assert f"and by {more('gemma-9', 'l2-l100', 1.0)} in `gemma-9` (one seed)" in part
+    others = [more(setting, "l2-l100", 1.0) for setting in ("gemma-9", "layer-20", "small", "layer-6")]
+    assert others == sorted(others, key=lambda percent: int(percent[:-1]))
+    words = f"by {more('primary', 'l2-l100', 2.0)} in `primary` and by {others[0]} to {others[-1]} in [other settings]"
+    assert words in part
     assert f"({mean('primary', 'l2-l100', 2.0, 'probing_5'):.3f} instead of {base['probing_5']:.3f} on six" in part
     live = [f"{mean('primary', 'l2-l100', factor, 'alive'):.0%}" for factor in (1.0, 2.0)]
     slow, fast = (mean("primary", "l2-l100", factor, "fvu") for factor in (1.0, 2.0))

@@ -157,8 +157,8 @@ def sentences() -> list[str]:
         f"4,096 latents it reaches {fve('batchtopk'):.3f}, and",
         f"(l2 {fve('sampled:score=l2,l=20'):.3f}, entropy {fve('sampled:score=entropy,l=20'):.3f}), but a *fixed* set "
         f"of 1,200 latents (`prefix`) is better than both ({fve('sampled:score=prefix,l=20'):.3f})",
-        f"reaches {fve('released'):.4f} and recovers {rare('released'):.0%} and "
-        f"{mean(table, 'released', 'recovery', 'HF+HA'):.0%} of the two strong buckets",
+        f"reaches {fve('released'):.4f} and recovers {rare('released'):.0%} of the rare and "
+        f"{mean(table, 'released', 'recovery', 'HF+HA'):.0%} of the frequent strong features",
         f"changes little: {gains[0]:+.4f} (l2) and {gains[1]:+.4f} (entropy)",
         f"reach {fve(half[0]):.3f} and {fve(half[1]):.3f}, more than BatchTopK and less than TopK, and "
         f"recover {rare(half[0]):.0%} and {rare(half[1]):.0%} of the rare",
@@ -200,7 +200,6 @@ def sentences_of_examples() -> list[str]:
         f"{one['error_of_largest_tenth']:.0%} of the error",
         f"the same SAE has an FVE of {first['K per sample']['fve']:.2f}",
         f"{pool['firings_of_others']:.0%} of the firings at the threshold are of latents that never fire in training",
-        f"it lets {first['threshold of training samples']['l0']:.0f} latents of BatchTopK fire per sample",
     ]
 
 

@@ -184,20 +184,20 @@ def test_hypotheses_combine_their_claims(results):
 
 def test_the_answer(results):
     claims = [claim("good", "better"), replace(claim("good", "worse"), name="H2")]
-    first, instead, _, third, unproven = answer(results, claims, {}, ROLES).splitlines()
-    assert first == "1. **Should I use Sampled-SAE?** Yes: good reached the [goal](#the-goal)."
-    assert "m (`first`): good (FVU 0.0600). Of the methods" in instead
-    assert "Of 2: 1 supported (H1), 1 refuted (H2)." in third
-    assert "24 SAEs in 2 settings, with 3 seeds" in unproven
+    first, instead, _, third, undecided = answer(results, claims, {}, ROLES).splitlines()
+    assert first == "1. **Should I use Sampled-SAE?** Yes: `good` reached the [goal](#the-goal)."
+    assert "On m (`first`): `good` (FVU 0.0600). No other method" in instead
+    assert "Supported (1 of 2): H1 (a claim). Refuted (1 of 2): H2 (a claim)." in third
+    assert "24 SAEs in 2 settings, with 3 seeds" in undecided
     worse = Results([row for row in rows() if row.run.method != "good"], {"first": "m"})
     text = answer(worse, [], {}, ROLES)
-    assert "No variant reached the [goal](#the-goal). In `first`, 1 of 2 variants with several seeds have a " in text
-    assert "none is better in any metric of the goal." in text
-    assert "m (`first`): batchtopk (FVU 0.0660) and same (FVU 0.0660)." in text
+    assert "No variant reached the [goal](#the-goal). In `first`, 1 of the 2 variants with several seeds " in text
+    assert "None is better in any metric of the goal." in text
+    assert "On m (`first`): `batchtopk` (FVU 0.0660) and `same` (FVU 0.0660)." in text
     better = Results([row for row in rows() if row.run.method != "good" or row.measure == "core"], {"first": "m"})
-    assert "better in some metric: good (FVU, CE loss recovered)." in answer(better, [], {}, ROLES)
+    assert "Better than it in some metric: `good` (FVU, CE loss recovered)." in answer(better, [], {}, ROLES)
     part = Results([row for row in rows() if row.measure != "absorption"], {"first": "m"})
-    assert "m (`first`; absorption not measured): good (FVU 0.0600)." in answer(part, [], {}, ROLES)
+    assert "On m (`first`; absorption not measured): `good` (FVU 0.0600)." in answer(part, [], {}, ROLES)
     assert answer(Results([], {}), [], {}, ROLES) == "Not run yet: there are no results."
 
 
@@ -205,8 +205,8 @@ def test_the_cost_is_that_of_the_papers_pools():
     timed = [row._replace(values=row.values | {"seconds": 20.0 if row.run.method == "bad" else 10.0}) for row in rows()]
     line = answer(Results(timed, {"first": "m"}), [], {}, ROLES).splitlines()[2]
     assert line.endswith(
-        "batchtopk trains in 10.0 s, and the paper's pools take 2.00 to 2.00 times as long. "
-        "The best of them, bad, has 1.21 times its FVU."
+        "`batchtopk` trains in 10.0 s. The paper's pools take 2.00 to 2.00 times as long. "
+        "The one with the lowest FVU, `bad`, has 1.21 times `batchtopk`'s FVU."
     )
 
 
