@@ -18,6 +18,7 @@ from sampled_sae.data.synthetic import PRESETS, SyntheticConfig, SyntheticData
 from sampled_sae.evals.similarity.detection import Detection
 from sampled_sae.evals.similarity.matching import activation_fidelity, bucket_recovery, match
 from sampled_sae.method import presets
+from sampled_sae.method.codes import SparseCodes
 from sampled_sae.method.config import AuxKConfig, Fraction, Multiplier, OptimizerConfig, PoolConfig, Released, SAEConfig
 from sampled_sae.method.scores import get_score
 from sampled_sae.sae import SAE
@@ -339,9 +340,10 @@ class Measurement:
         if isinstance(self.data, SyntheticData) or sae.cfg.training is None:
             return {}
         found, generator = Detection(sae.W_dec, self.data.dictionary), torch.Generator(sae.device).manual_seed(0)
-        for x, codes in self.data.parts(1, len(self.heldout), "heldout"):
-            for part, own in zip(x.split(self.batch_size), codes.split(self.batch_size), strict=True):
-                found.add(training_time_codes(sae, part, sae.cfg.training, generator), own.dense() > 0)
+        # The parts are smaller than the batches that the selection is made over.
+        codes = SparseCodes.cat([part for _, part in self.data.parts(1, len(self.heldout), "heldout")])
+        for x, own in zip(self.heldout.split(self.batch_size), codes.split(self.batch_size), strict=True):
+            found.add(training_time_codes(sae, x, sae.cfg.training, generator), own.dense() > 0)
         return found.result()
 
 

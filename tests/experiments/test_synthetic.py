@@ -4,13 +4,17 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
-from sampled_sae import cli
+from sampled_sae import SAE, cli, sampled
 from sampled_sae.data.synth_sae_bench import SynthSAEBenchConfig
 from sampled_sae.data.synthetic import BUCKETS, SyntheticConfig
+from sampled_sae.evals.similarity.detection import Detection
 from sampled_sae.experiments import synthetic
-from sampled_sae.experiments.synthetic import EXPERIMENTS, Experiment, grid, merge, run
+from sampled_sae.experiments.synthetic import EXPERIMENTS, Experiment, grid, merge, open_data, run
+from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.method.config import OptimizerConfig
+from sampled_sae.training.heldout import training_time_codes
 from sampled_sae.utils.errors import UserError
 
 TINY = Experiment(
@@ -84,6 +88,23 @@ def test_the_benchmarks_data_in_the_experiment(tmp_path):
     assert preset.data == SynthSAEBenchConfig()
     assert {cell.config.optimizer.lr for cell in grid(preset)} == {3e-4}, "one recipe for all methods"
     assert {cell.config.auxk.dead_after for cell in grid(preset)} == {1000 * preset.batch_size}
+
+
+def test_detection_selects_over_whole_batches():
+    """They may be larger than the parts in which samples are made."""
+    data = SynthSAEBenchConfig(d=16, features=60, roots=3, branching=2, depth=2, orthogonalization=5, rank=2)
+    settings = replace(TINY, data=data, batch_size=1024, heldout=2048)
+    measure = synthetic.Measurement(open_data(data, torch.device("cpu")), settings)
+    config = sampled(d_sae=32, k=3, score="l2", l=2)
+    sae = SAE(InferenceConfig(16, 32, k=3, training=config))
+    with torch.no_grad():
+        sae.W_dec.copy_(measure.dictionary[:32])
+        sae.W_enc.copy_(sae.W_dec.T)
+    generator, expected = torch.Generator(), Detection(sae.W_dec, measure.dictionary)
+    codes = [part.dense() for _, part in measure.data.parts(1, 2048, "heldout")]
+    for x, active in zip(measure.heldout.split(1024), (torch.cat(codes) > 0).split(1024), strict=True):
+        expected.add(training_time_codes(sae, x, config, generator), active)
+    assert measure._detection(sae) == expected.result()
 
 
 def test_a_finite_sample_is_memorized(tmp_path):
