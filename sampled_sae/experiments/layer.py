@@ -33,6 +33,7 @@ from sampled_sae.method.config import SAEConfig
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.sae import SAE
 from sampled_sae.training.heldout import by_threshold, calibrated_threshold
+from sampled_sae.training.learner import CLOSED
 from sampled_sae.utils.errors import UserError
 
 SEVERAL: dict[str, Any] = {"seeds": (0, 1), "train_texts": 500, "test_texts": 200}  # splits of many small datasets
@@ -205,7 +206,7 @@ class Layer:
             **({"input_norm": "one"} if self.paper else {}),
         )
         if self.paper and not sae.threshold_ema.isnan():
-            sae.threshold.fill_(sae.threshold_ema)
+            sae.threshold = torch.where(sae.threshold < CLOSED, sae.threshold_ema, sae.threshold)
         return sae
 
     # ---- measurements ------------------------------------------------------------------------------------

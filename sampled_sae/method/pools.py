@@ -66,7 +66,7 @@ def remember_(memory: Tensor, q: Tensor, decay: float) -> Tensor:
     and so changes neither a pool of the highest nor one in proportion to the score. A score of -inf counts as 0.
     """
     mixed = decay * memory + (1 - decay) * torch.where(q > -torch.inf, q, 0)
-    memory.copy_(mixed.mean(0))
+    memory.copy_(mixed.mean(0).clamp_max(torch.finfo(memory.dtype).max))  # an infinite one would stay for ever
     return mixed
 
 

@@ -299,7 +299,10 @@ def spec(config: SAEConfig) -> str:
         )
         if lacking or (method == "matryoshka" and config.prefixes is None):
             continue
-        made = PRESETS[method](config.d_sae, config.k, **given)
+        try:
+            made = PRESETS[method](config.d_sae, config.k, **given)
+        except UserError:  # a value means something else there: a prefix of 1 is a share
+            continue
         if all(getattr(made, name) == getattr(config, name) for name in ("pool", "prefixes", "jumprelu", "cut")):
             words = [
                 f"{name}={_spec_value(value)}"

@@ -35,8 +35,9 @@ def start_thresholds_(weights: JumpReLUParameters, x: Tensor, config: SAEConfig,
     else:
         z = pre_activations(x, weights, config.jumprelu)
         codes = keep_largest(z, config.k, len(x), z.shape[1], None, "batch", shard)
-        smallest = torch.cat([codes.value, z.new_full((1,), torch.inf)]).min()
-        weights.threshold.fill_(shard.stack(smallest).min().log())
+        smallest = shard.stack(torch.cat([codes.value, z.new_full((1,), torch.inf)]).min()).min()
+        # In a batch of equal tokens, such as a single one, nothing is positive.
+        weights.threshold.fill_(torch.where(smallest.isfinite(), smallest, PEER_START).log())
 
 
 class JumpReLUPath(PlainPath):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sampled_sae import cli
+from sampled_sae import cli, sampled
 from sampled_sae.evals.absorption.schema import LetterResult
 from sampled_sae.experiments import results as lines
 from sampled_sae.experiments import study
@@ -24,6 +24,7 @@ from sampled_sae.method.architectures import InferenceConfig
 from sampled_sae.models.load import load_model
 from sampled_sae.reporting.study import Run, read_rows
 from sampled_sae.sae import SAE
+from sampled_sae.training.learner import CLOSED
 from sampled_sae.utils.errors import UserError
 from tests.models.tiny_models import make_model, save
 
@@ -169,6 +170,14 @@ def test_each_setting_says_which_norms_are_high(design):
     assert wide == pytest.approx(10 * narrow)
     assert len(layers[1].tokens["select"]) == pytest.approx(len(layers[0].tokens["select"]) / 2, rel=0.1)
     assert Layer(model, replace(setting, recipe="paper"), given).limit == float("inf")
+
+
+def test_latents_that_are_closed_at_inference_stay_closed_with_the_papers_recipe(design):
+    setting = replace(load_study(design).settings["tiny"], recipe="paper")
+    layer = Layer(load_model(setting.model, device="cpu"), setting, material())
+    layer.harvest(1280)
+    sae = layer.train(sampled(48, 4, l=3, inference_size=1, lr=1e-3, seed=0), 1280, 128)
+    assert int((sae.threshold < CLOSED).sum()) == 12 and sae.threshold.min() == sae.threshold_ema
 
 
 def test_a_settings_own_tokens_do_not_depend_on_what_was_run_before(design, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 import sampled_sae as ss
 from sampled_sae.method import presets
-from sampled_sae.method.config import Fraction, PoolConfig, SAEConfig
+from sampled_sae.method.config import Annealed, Fraction, PoolConfig, SAEConfig, Scope
 from sampled_sae.method.presets import PRESETS, label, named, parameters, parse_methods
 
 
@@ -129,6 +129,17 @@ def test_a_configuration_as_its_spec(given: str, short: str) -> None:
     assert presets.parse_methods([short], d_sae=64, k=4) == [config]
 
 
-def test_what_no_spec_gives_has_its_label() -> None:
-    config = SAEConfig(64, 4, pool=PoolConfig("uniform", Fraction(0.5)))
-    assert presets.spec(config) == presets.label(config) == "uniform-50pct"
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (SAEConfig(64, 4, pool=PoolConfig("uniform", Fraction(0.5))), "uniform-50pct"),
+        # A prefix of 1 would be a share in a spec, and the scope's until no valid one of the schedule.
+        (SAEConfig(64, 4, prefixes=(1, 64)), "matryoshka-1"),
+        (
+            SAEConfig(64, 4, pool=PoolConfig(schedule=Annealed(), scope=Scope(tokens=1, until=0))),
+            "topk-annealed100-then-batch-at0",
+        ),
+    ],
+)
+def test_what_no_spec_gives_has_its_label(config: SAEConfig, expected: str) -> None:
+    assert presets.spec(config) == presets.label(config) == expected

@@ -97,6 +97,13 @@ def test_thresholds_and_their_gradients_follow_the_scale_of_the_inputs(activatio
     torch.testing.assert_close(found[0], found[1], rtol=0.05, atol=1e-3)
 
 
+def test_training_begins_with_a_batch_in_which_nothing_is_positive(activations):
+    """A batch of one token is its own median, so that every activation is 0."""
+    sae = ss.train(activations, ss.jumprelu(16, 2), steps=8, batch_size=1, device="cpu", progress=False)
+    assert bool(sae.threshold.isfinite().all())
+    assert sae.cfg.metadata["training"]["heldout"]["l0"] == pytest.approx(2, abs=0.01)
+
+
 def test_it_takes_no_pool():
     with pytest.raises(ss.UserError, match=r"^jumprelu = JumpReLUConfig\(.*\): takes neither a pool nor a cut"):
         ss.topk(64, 4, jumprelu=JumpReLUConfig())

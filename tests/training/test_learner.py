@@ -178,5 +178,18 @@ def test_a_latent_that_is_worth_more_keeps_its_place_in_a_gated_pool(activations
     assert learner.path.pool_state.score[40:].min() > learner.path.pool_state.score[:40].max() - 0.2
 
 
+def test_gates_are_told_apart_however_far_they_drift(activations):
+    """By themselves, exponentials of gates below -104 vanish and those of gates above 88 are infinite."""
+    config = ss.sampled(48, 4, "gate", l=6, memory=0.0, lr=1e-9)
+    learner = Learner(config, 16, 10**6, 0, torch.device("cpu"), torch.float32)
+    for start in (0.0, -1000.0):
+        gates = start + torch.arange(48.0)
+        gates[40:] += 5000
+        learner.path.pool_state.score.copy_(gates)
+        learner.step(activations[:100], 0)
+        assert learner.pool.nonzero()[:, 0].tolist() == list(range(24, 48))
+        assert learner.path.pool_state.memory.isfinite().all()
+
+
 def relu(x, weights):
     return torch.relu((x - weights.b_dec) @ weights.W_enc.T + weights.b_enc)

@@ -81,7 +81,7 @@ def build_case(contexts: Tensor, firings: Firings, latent: int, settings: Autoin
     shown = torch.cat((top[: settings.shown_top], weighted[: settings.shown_weighted]))
     chosen = torch.cat((top[settings.shown_top :], weighted[settings.shown_weighted :]))
     anywhere = random_places(firings.shape, settings.scored_random, buffer, generator)
-    draws = _Draws(contexts, dense, buffer, cut, generator)
+    draws = _Draws(contexts, dense, buffer, cut, shown, generator)
     silent = draws.unmarked(anywhere, False)
     trials = [draws.trial("detection", draws.unmarked(chosen) + silent, len(chosen))]
     missing: dict[Kind, str] = {}
@@ -142,8 +142,9 @@ def _elsewhere(
 class _Draws:
     """Makes the trials of one latent."""
 
-    def __init__(self, contexts: Tensor, dense: Tensor, buffer: int, cut: float, generator: Generator):
+    def __init__(self, contexts: Tensor, dense: Tensor, buffer: int, cut: float, shown: Tensor, generator: Generator):
         self.contexts, self.dense, self.buffer, self.cut, self.generator = contexts, dense, buffer, cut, generator
+        self.shown = shown
 
     def trial(self, kind: Kind, items: list[Item], expected: int) -> Trial:
         order = torch.randperm(len(items), generator=self.generator).tolist()
@@ -159,7 +160,7 @@ class _Draws:
         positives = positives[:each]
         if len(positives) < LEAST:
             return NO_APART, positives
-        negatives = silent_places(self.dense, len(positives), self.buffer, self.generator)
+        negatives = silent_places(self.dense, len(positives), self.buffer, self.generator, self.shown)
         if len(negatives) < LEAST:
             return NO_SILENT, negatives
         positives = positives[: len(negatives)]
@@ -298,8 +299,12 @@ def random_places(shape: tuple[int, int], k: int, buffer: int, generator: Genera
     return torch.stack((context, torch.randint(buffer, length - buffer, (k,), generator=generator)), dim=1)
 
 
-def silent_places(dense: Tensor, k: int, buffer: int, generator: Generator) -> Tensor:
-    """Places [<= k, 2] drawn from those in whose windows the latent, dense [n, L], fires at no token."""
+def silent_places(dense: Tensor, k: int, buffer: int, generator: Generator, avoid: Tensor | None = None) -> Tensor:
+    """Places [<= k, 2] drawn from those in whose windows the latent, dense [n, L], fires at no token, and which overlap
+    no window around a place to avoid."""
+    if avoid is not None:
+        dense = dense.clone()
+        dense[avoid[:, :1], avoid[:, 1:] + torch.arange(-buffer, buffer + 1)] = 1.0
     tried = random_places((dense.shape[0], dense.shape[1]), 16 * k, buffer, generator).unique(dim=0)
     tried = tried[torch.randperm(len(tried), generator=generator)]
     silent = tried[~(cut_out(dense, tried, buffer) > 0).any(1)]

@@ -121,8 +121,14 @@ def learn_gates(state: Tensor, gain: Tensor, pool: Tensor) -> None:
     state.add_(torch.where(pool, step, 0), alpha=GATE_RATE)
 
 
+MOST = 700.0
+"""Largest difference of two gates that counts; the exponential of 710 would be infinite."""
+
+
 @register_score("gate", needs_activations=False, learn=learn_gates)
 def gate(Z: Tensor, state: Tensor) -> Tensor:
     """A learned number per latent decides whether it enters the pool: its exponential, so that a sample in proportion
     tries latents with lower gates, too."""
-    return state.exp().expand(*Z.shape[:-2], Z.shape[-1])
+    # Gates drift apart as long as training goes on, but the last ones in the pool stay near the lowest of all: relative
+    # to that one no exponential vanishes, and only those far inside of the pool are limited.
+    return (state.double() - state.min()).clamp_max(MOST).exp().expand(*Z.shape[:-2], Z.shape[-1])

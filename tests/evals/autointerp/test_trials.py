@@ -54,7 +54,7 @@ def test_a_case_is_what_the_protocol_asks_for(seed):
         fires = [value > case.cut for value in item.window.activations]
         assert sum(item.marks) == sum(fires) > 0
         assert (item.marks == fires) if item.right else not any(m and f for m, f in zip(item.marks, fires, strict=True))
-    for item in [item for item in balanced.items if item.right] + fuzzing.items:
+    for item in balanced.items + fuzzing.items:
         assert not any(near(item.window, window) for window in case.shown)
 
     # The explainer's statistics leave out what is judged, unless it was shown.
@@ -108,6 +108,15 @@ def test_windows_that_overlap_what_is_shown_cannot_be_judged():
     case = build_case(text(15), made(dense), 7, given)
     assert case.missing == {"balanced": NO_APART, "fuzzing": NO_APART}
     assert [trial.kind for trial in case.trials] == ["detection"]
+
+
+def test_silent_windows_do_not_overlap_what_is_shown():
+    dense = torch.zeros(40, LENGTH)
+    dense[:25, 12] = torch.linspace(2, 3, 25)
+    dense[:, 20:] = 0.1  # silent windows lie before, and many of them would begin or end in one around position 12
+    case = build_case(text(40), made(dense), 7, AutointerpConfig(buffer=BUFFER, fuzzing_each=0))
+    silent = [item.window for item in case.trials[1].items if not item.right]
+    assert len(silent) == 5 and not any(near(window, other) for window in silent for other in case.shown)
 
 
 def test_a_latent_that_fires_everywhere_has_no_negatives():
