@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from sampled_sae.reporting.claims import Claim, Outcome, Synthetic, hypotheses, reached
-from sampled_sae.reporting.study import BASE, GOAL, METRICS, NO_LEADERS, Results
+from sampled_sae.reporting.study import BASE, GOAL, METRICS, NO_LEADERS, Results, leading
 from sampled_sae.utils.paired import Verdict
 
 NOT_RUN = "Not run yet: there are no results."
@@ -37,10 +37,8 @@ def answer(
 
 def _use(results: Results, roles: Mapping[str, str]) -> str:
     """Whether a variant reaches the goal; if not, what variants with several seeds lose and win against the base."""
-    first = results.settings[0]
     baselines = [name for name, role in roles.items() if role == "baseline"]
-    candidates = [name for name in results.methods(first) if roles.get(name) not in NO_LEADERS]
-    if winners := reached(results, candidates, baselines):
+    if winners := reached(results, leading(results.rows, roles), baselines):
         return f"Yes: {_listed(_code(winners))} reached the [goal](#the-goal)."
     parts = []
     for setting in results.goals:

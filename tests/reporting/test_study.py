@@ -10,6 +10,7 @@ from sampled_sae.reporting.claims import (
     claims_table,
     combined,
     goal_table,
+    goal_verdicts,
     hypotheses,
     outcome,
     reached,
@@ -218,6 +219,20 @@ def test_the_goal_is_decided_in_one_setting_per_model(results):
     assert reached(other_k, ["good"], ["batchtopk"]) == ["good"], "a further setting of the same model"
     other_model = Results([*rows(), *core], {"first": "m", "second": "n"})
     assert other_model.goals == ["first", "second"] and reached(other_model, ["good"], ["batchtopk"]) == []
+
+
+def test_the_goal_counts_adjusted_gains_of_leaders_alone():
+    slightly, methods = Results(rows("first", 0.06), {"first": "m"}), ["good", "bad", "same"]
+    found = {key: it for key, it in goal_verdicts(slightly, methods, ["batchtopk"]).items() if key[1] == "good"}
+    assert {verdict for verdict, _ in found.values()} == {"better"} and min(p for _, p in found.values()) > 0.05
+    assert reached(slightly, methods, ["batchtopk"]) == []
+    ahead = []  # one seed of three methods that are ahead of `good`, which has three
+    for row in (row for row in rows() if (row.run.method, row.run.seed) == ("good", 0)):
+        values = {k: v / 2 if k in ("fvu", "absorption") else v * 1.1 for k, v in row.values.items()}
+        ahead += [Row(row.run._replace(method=f"other {i}"), row.measure, values, row.units) for i in range(3)]
+    roles = ROLES | {f"other {i}": "variant" for i in range(3)}
+    assert "good" not in leading([*rows(), *ahead], roles)
+    assert "There is no reason to." in answer(Results([*rows(), *ahead], {"first": "m"}), [], {}, roles)
 
 
 def test_seeds_of_one_method_do_not_differ():
