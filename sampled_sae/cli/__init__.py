@@ -21,7 +21,7 @@ from typing import Any, TextIO, Union, get_args
 import tyro
 
 from sampled_sae import __version__
-from sampled_sae.cli.help import Command, command_help, overview
+from sampled_sae.cli.help import Command, command_help, groups, overview
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.measures import shown
 from sampled_sae.utils.ranks import own_rank
@@ -134,7 +134,7 @@ def parse(command: Any, arguments: Sequence[str], program: str, **settings: Any)
     except SystemExit as stop:
         if stop.code != 2:
             raise
-    raise UserError(_one_line(_unwrapped(parser), renamed, program))
+    raise UserError(_one_line(_unwrapped(parser), renamed, program, command))
 
 
 def _unwrapped(parser: Callable[[], Any]) -> str:
@@ -175,7 +175,7 @@ def _present_name(word: str, names: Mapping[str, str]) -> list[str]:
 METAVARS = {"INT": "an integer", "FLOAT": "a number", "[INT [INT ...]]": "integers", "[FLOAT [FLOAT ...]]": "numbers"}
 
 
-def _one_line(box: str, arguments: Sequence[str], program: str) -> str:
+def _one_line(box: str, arguments: Sequence[str], program: str, command: Any) -> str:
     """tyro's error, a box of several sections, as `--flag = 'value': what would be right`."""
     lines = [line.strip() for line in box.splitlines()][2:]  # the title comes first, with a line below it
     breaks = [n for n, line in enumerate(lines) if line and not line.strip("-")]
@@ -198,7 +198,11 @@ def _one_line(box: str, arguments: Sequence[str], program: str) -> str:
         return f"{_shortened(found[1].replace(', ', ' ')) or repr('')}: not known; {program} --help lists the options"
     if text.startswith("Missing from"):
         names = [line.split()[0] for line in first[1:] if line.startswith("--") or line.isupper()]
-        return f"{', '.join(names)}: is missing; {program} --help describes it"
+        positional = [option.flag for option in groups(command)[0].options if option.positional and option.required]
+        # tyro shows the types of positional arguments; those that are missing are the last ones.
+        unnamed = iter(positional[-sum(not name.startswith("--") for name in names) :])
+        shown = [name if name.startswith("--") else next(unnamed, name) for name in names]
+        return f"{', '.join(shown)}: is missing; {program} --help describes it"
     return text or box.strip()
 
 

@@ -49,6 +49,22 @@ def test_missing_and_unknown_words(words, line):
         cli.parse(cli.load("train"), [*words, "--out", "o"], "train")
 
 
+@pytest.mark.parametrize(
+    "name, words, names",
+    [
+        ("resume", [], "FOLDER"),
+        ("convert", [], "SOURCE, OUT"),
+        ("convert", ["sae"], "OUT"),
+        ("push", ["sae", "--private"], "REPO"),
+        ("merge", [], "--out"),
+        ("cache", [], "--out, --tokens"),
+    ],
+)
+def test_missing_arguments_are_named_as_in_the_help(name, words, names):
+    with pytest.raises(UserError, match=rf"^{names}: is missing; {name} --help describes it$"):
+        cli.parse(cli.load(name), words, name)
+
+
 @pytest.mark.parametrize("words", ["sweep status {}", "resume {}", "study {}", "report {} --out o", "convert {} o"])
 def test_names_that_are_too_long_for_a_file(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
