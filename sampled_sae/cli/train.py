@@ -174,6 +174,7 @@ class Train:
     def estimates(self, configs: list[SAEConfig], shared: TrainConfig) -> list[str]:
         """Lines about the cost of this training."""
         from sampled_sae.data.source import load_activations
+        from sampled_sae.data.stream import held_out
         from sampled_sae.models.load import model_shape
         from sampled_sae.training.estimate import Reading, estimate
         from sampled_sae.utils.system import usable_device
@@ -181,6 +182,7 @@ class Train:
         device, collect = usable_device(self.device), self.collect
         if self.activations is not None:
             tokens, d_in = load_activations(self.activations, self.key).shape
+            held_out(tokens, shared.heldout_tokens, shared.batch_size)
             return estimate(configs, shared, d_in, device, self.out, tokens_there=tokens)
         text = collect.checked()
         text.documents()

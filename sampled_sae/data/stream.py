@@ -214,21 +214,27 @@ def permutation(n: int, seed: int, number: int) -> Tensor:
     return torch.randperm(n, generator=torch.Generator().manual_seed(int(seeds[0]) >> 1))
 
 
+def held_out(tokens: int, wanted: int, batch_size: int) -> int:
+    """Number of held-out tokens of an array, at most a tenth of it; the rest must be enough for a batch."""
+    kept_out = min(wanted, tokens // 10)
+    if tokens - kept_out < batch_size:
+        raise UserError(
+            f"activations hold {tokens} tokens, {kept_out} of them held out: too few for one batch of "
+            f"batch_size = {batch_size}"
+        )
+    return kept_out
+
+
 class ArrayStream(ActivationStream):
     """All activations at hand: shuffled anew for each pass."""
 
     def __init__(self, activations: Rows, batch_size: int, heldout_tokens: int, seed: int):
         self.rows, self.batch_size, self.seed = activations, batch_size, seed
         tokens, self.d_in = activations.shape
-        kept_out = min(heldout_tokens, tokens // 10)
+        kept_out = held_out(tokens, heldout_tokens, batch_size)
         order = permutation(tokens, seed, 0)
         self.training = order[kept_out:]
         self.batches = len(self.training) // batch_size
-        if self.batches == 0:
-            raise UserError(
-                f"activations hold {tokens} tokens, {kept_out} of them held out: too few for one batch of "
-                f"batch_size = {batch_size}"
-            )
         self.heldout = self._take(order[:kept_out], "the held-out part of activations")
         self._epoch, self._order = -1, self.training
 

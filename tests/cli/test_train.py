@@ -215,6 +215,7 @@ def test_a_dry_run_estimates_without_weights(tmp_path, monkeypatch, capsys):
     assert "language model" in lines["time"] and "free" in lines["memory"] and "matrix product" in lines["based on"]
     cli.main(["train", "acts.npy", *words])
     assert "; 5,000 are there\nSAEs: 2, d_in 24\n" in capsys.readouterr().out
+    refused("too few for one batch of batch_size = 4501", capsys, "acts.npy", *words, "--batch-size", "4501")
     assert not (tmp_path / "new").exists()
     for wrong, line in (("9", "layer = 9: model has 3 layers"), (None, "layer: is missing")):
         layer = [] if wrong is None else ["--layer", wrong]
