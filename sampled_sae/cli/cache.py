@@ -11,6 +11,7 @@ import torch
 import tyro
 
 from sampled_sae.data.buffer import HarvestConfig
+from sampled_sae.data.contexts import ContextLength
 from sampled_sae.data.text import TextSource
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import check_writable
@@ -23,7 +24,7 @@ class Source(HarvestConfig):
 
     hooks: tyro.conf.Suppress[tuple[int | str, ...]] = (0,)
     """Set by --layer and --hook."""
-    context: Annotated[int, tyro.conf.arg(aliases=("--context",))] = 1024
+    context: Annotated[ContextLength, tyro.conf.arg(aliases=("--context",))] = 1024
     """Tokens per context, BOS included."""
 
 

@@ -46,11 +46,14 @@ class Tokenizer(Protocol):
     def __call__(self, text: list[str], **options: Any) -> Any: ...
 
 
+ContextLength = Annotated[int, Bound("a context must have at least 2 tokens", lambda value: value >= 2)]
+
+
 @dataclass(frozen=True, slots=True)
 class TextConfig(Config):
     """How documents become contexts, and which of their positions are used."""
 
-    context: Annotated[int, Bound("a context must have at least 2 tokens", lambda value: value >= 2)] = 1024
+    context: ContextLength = 1024
     """Tokens per context, BOS included."""
     bos: bool | Literal["auto"] = "auto"
     """Whether each context begins with the tokenizer's BOS; auto follows the model."""

@@ -55,6 +55,7 @@ CASES = [
     ([*TRAIN, "--text", "text.txt", "--out", "file/new"], "file/new: cannot write there (Not a directory)"),
     ([*TRAIN, "--text", "text.txt", "--out", "new", "--layer", "3"], "layer = 3: model has 3 layers, 0 to 2"),
     ([*TRAIN, "--text", "text.txt", "--out", "new", "--methods", "x"], "methods = 'x'"),
+    ([*TRAIN, "--text", "text.txt", "--out", "new", "--context", "0"], "context = 0: a context must have at least 2"),
     ([*TRAIN, "--text", "text.txt", "--out", "new", "--device", "cuda:7"], "device = 'cuda:7': cannot be used"),
     ([*TRAIN, "--text", "text.txt", "--out", "new", "--log-to", "wandb"], "log_to = 'wandb': "),
     ([*CACHE, "--tokens", "0", "--out", "new"], "tokens = 0: must be at least 1"),
