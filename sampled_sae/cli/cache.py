@@ -76,8 +76,7 @@ class Collect(Reading):
         """The text; raises an error if a flag is missing."""
         for name in ("model", "text"):
             if getattr(self, name) is None:
-                others = "give a file of activations, or model, text and layer"
-                raise UserError(f"{name}: is missing; {others} (sampled-sae resume needs only the folder of a run)")
+                raise UserError(f"{name}: is missing; give model, text and layer")
         if not self.layer and not self.hook:
             raise UserError("layer: is missing; give the number of a block, or the name of a module as hook")
         return TextSource(str(self.text), self.text_field, self.split, self.subset)

@@ -217,6 +217,9 @@ class Train:
             _refuse(given, several, f"with --configs {self.configs}: give one, and set the SAEs' own in that file")
         path = self.activations
         if path is None:
+            if self.collect.model is None:
+                others = "give a file of activations, or model, text and layer"
+                raise UserError(f"model: is missing; {others} (sampled-sae resume needs only the folder of a run)")
             _refuse(given, ["key"], "with --model: it is for a file of activations")
             return
         if "model" in collected:

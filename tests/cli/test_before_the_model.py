@@ -58,6 +58,8 @@ CASES = [
     ([*TRAIN, "--text", "text.txt", "--out", "new", "--context", "0"], "context = 0: a context must have at least 2"),
     ([*TRAIN, "--text", "text.txt", "--out", "new", "--device", "cuda:7"], "device = 'cuda:7': cannot be used"),
     ([*TRAIN, "--text", "text.txt", "--out", "new", "--log-to", "wandb"], "log_to = 'wandb': "),
+    (["train", "--steps", "4", "--out", "new"], "model: is missing; give a file of"),
+    (["cache", "--tokens", "9", "--out", "new"], "model: is missing; give model, text and layer"),
     ([*CACHE, "--tokens", "0", "--out", "new"], "tokens = 0: must be at least 1"),
     ([*CACHE, "--tokens", "9", "--out", "new", "--shard-tokens", "0"], "shard_tokens = 0: must be at least 1"),
     ([*CACHE, "--tokens", "9", "--out", "new", "--heldout-tokens", "0"], "heldout_tokens = 0: must be at least 1"),
