@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
+from sampled_sae.config import require
 from sampled_sae.method.config import (
     Annealed,
     Fraction,
@@ -162,12 +163,25 @@ def paper_recipe(lr: float = 3e-4) -> dict[str, Any]:
 
 def _made(d_sae: int, k: int, pool: PoolConfig, lr: float | None, settings: dict[str, Any]) -> SAEConfig:
     if settings.get("prefixes") is not None:
-        settings = settings | {"prefixes": prefix_widths(settings["prefixes"], d_sae)}
+        settings = settings | {"prefixes": _given_widths(settings["prefixes"], d_sae)}
     if lr is None:
         return SAEConfig(d_sae, k, pool=pool, **settings)
     if "optimizer" in settings:
         raise UserError(f"lr = {lr} and optimizer = {settings['optimizer']}: set only one of the two")
     return SAEConfig(d_sae, k, pool=pool, optimizer=OptimizerConfig(lr=lr), **settings)
+
+
+def _given_widths(prefixes: Any, d_sae: int) -> Any:
+    """`prefix_widths` as users give them; what is no list of numbers is left for `SAEConfig` to report."""
+    try:
+        given = tuple(prefixes)
+        shares, widths = [part for part in given if 0 < part <= 1], prefix_widths(given, d_sae)
+    except TypeError:
+        return prefixes
+    if d_sae >= 1 and shares and min(shares) * d_sae < 1 - 1e-9:
+        right = f"must be at least {math.ceil(1 / min(shares) - 1e-9)}, so that the prefix {min(shares):g} has a latent"
+        require(False, "d_sae", d_sae, right)
+    return widths
 
 
 def prefix_widths(prefixes: Sequence[float], d_sae: int) -> tuple[float, ...]:

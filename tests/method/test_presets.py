@@ -48,6 +48,26 @@ def test_nested_prefixes_are_shares_or_widths_of_any_preset():
             ss.matryoshka(64, 4, bad)
 
 
+@pytest.mark.parametrize(
+    "d_sae, prefixes, line",
+    [
+        (16, {}, "d_sae = 16: must be at least 32, so that the prefix 0.03125 has a latent"),
+        (64, {"prefixes": (0.01, 8)}, "d_sae = 64: must be at least 100, so that the prefix 0.01 has a latent"),
+        (64, {"prefixes": (0, 8)}, "prefixes[0] = 0: must be at least 1"),
+        (64, {"prefixes": 8}, "prefixes = 8: must be a list"),
+        (64, {"prefixes": "8"}, "prefixes = '8': must be a list"),
+        (64, {"prefixes": ["8"]}, "prefixes[0] = '8': must be a whole number"),
+        (0, {}, "d_sae = 0: must be at least 1"),
+        ("64", {}, "d_sae = '64': must be a whole number"),
+        (None, {}, "d_sae = None: must be a whole number"),
+    ],
+)
+def test_wrong_prefixes_are_one_line(d_sae, prefixes, line):
+    with pytest.raises(ss.UserError) as error:
+        ss.matryoshka(d_sae, 4, **prefixes)
+    assert str(error.value).startswith(line) and "\n" not in str(error.value)
+
+
 def test_scores_with_a_memory_and_learned_gates_are_methods():
     made = parse_methods(["sampled:score=l2/entropy,memory=0.9/0.99", "sampled:score=gate,pick=sample"], d_sae=64, k=4)
     assert [label(config) for config in made][1:] == [
