@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sampled_sae.config import read_file, write_file
 from sampled_sae.evals.results import names_of, read_result, result_path
-from sampled_sae.hooks import hook_title
+from sampled_sae.hooks import Where, hook_title
 from sampled_sae.reporting import panels
 from sampled_sae.reporting.collect import Found, Kind, collect, kinds, part, saelens_fields
 from sampled_sae.reporting.figures import PAIRS, REFERENCE, Styles, pareto, plain, styles
@@ -183,14 +183,21 @@ def _only(found: Found, model: str | None, layer: int | None) -> Found:
     asked = {name: value for name, value in (("model", model), ("layer", layer)) if value is not None}
     if not asked:
         return found
-    origins = [{"model": s.metadata.get("model_name"), "layer": hook_of(s.metadata)} for s in found.saes]
+    origins: list[dict[str, Any]] = [
+        {"model": s.metadata.get("model_name"), "layer": hook_of(s.metadata)} for s in found.saes
+    ]
     kept = [sae for sae, origin in zip(found.saes, origins, strict=True) if origin | asked == origin]
     if not kept:
         wanted = " and ".join(f"{name} = {value!r}" for name, value in asked.items())
-        there = sorted({f"{origin['model']}, {hook_title(origin['layer'])}" for origin in origins})
+        there = sorted({_described(**origin) for origin in origins})
         raise UserError(f"{wanted}: no such SAE; there are {'; '.join(there) or 'none'}")
     runs = [run for run in found.runs if any(sae.run is run for sae in kept)]
     return replace(found, saes=kept, runs=runs)
+
+
+def _described(model: str | None, layer: Where | None) -> str:
+    """A model and a hook point in words; SAEs trained on a file of activations name neither."""
+    return (model or "a model without a name") + ("" if layer is None else f", {hook_title(layer)}")
 
 
 def _names(made: Sequence[Sweep]) -> list[str]:

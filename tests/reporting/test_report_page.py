@@ -178,6 +178,9 @@ def test_models_are_apart_and_one_can_be_chosen(tmp_path: Path) -> None:
     assert "not comparable" not in written.page.read_text(encoding="utf-8")
     with pytest.raises(UserError, match=r"layer = 7: no such SAE; there are other, layer 3; tiny, layer 1"):
         write_report([tmp_path], tmp_path / "out", layer=7, figures=False)
+    unnamed = write_sweep(tmp_path / "c", model=None, layer=None)
+    with pytest.raises(UserError, match=r"model = 'x': no such SAE; there are a model without a name$"):
+        write_report([unnamed], tmp_path / "out", model="x", figures=False)
 
 
 def test_damaged_files_are_on_the_page(tmp_path: Path) -> None:
