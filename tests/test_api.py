@@ -1,6 +1,7 @@
 """The public functions, as in the README: from a model and a text to SAEs, results, a comparison, pages."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -137,10 +138,13 @@ def test_length_and_settings_are_checked(activations):
         ({}, "steps = None, tokens = None: give one of the two"),
         ({"steps": 1, "tokens": 100}, "give one of the two"),
         ({"tokens": 10}, "tokens = 10: must be at least batch_size = 50"),
+        ({"tokens": "900"}, "tokens = '900': must be a number"),
+        ({"tokens": math.inf}, "tokens = inf: must be a number"),
+        ({"tokens": 900, "batch_size": "50"}, "batch_size = '50': must be a whole number"),
         ({"steps": 3, "checkpoint_evry": 5}, "checkpoint_evry: is no setting of training; must be one of"),
     ):
         with pytest.raises(ss.UserError, match=line):
-            ss.train(activations, ss.topk(32, 3), **SMALL, **given)
+            ss.train(activations, ss.topk(32, 3), **{**SMALL, **given})
 
 
 @pytest.mark.parametrize("configs", ["batchtopk", ["batchtopk"], 3])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -263,8 +265,10 @@ def steps_of(steps: int | None, tokens: int | None, batch_size: int) -> int:
     """Number of steps from `steps` or `tokens`, of which one must be given: whole batches in so many tokens."""
     if (steps is None) == (tokens is None):
         raise UserError(f"steps = {steps}, tokens = {tokens}: give one of the two")
-    if tokens is not None and not tokens >= batch_size:
-        raise UserError(f"tokens = {tokens}: must be at least batch_size = {batch_size}")
+    if tokens is not None:
+        TrainConfig(1, batch_size)  # reports a wrong batch size
+        require(isinstance(tokens, Real) and math.isfinite(tokens), "tokens", tokens, "must be a number")
+        require(tokens >= batch_size, "tokens", tokens, f"must be at least batch_size = {batch_size}")
     return steps if steps is not None else int(tokens or 0) // batch_size
 
 
