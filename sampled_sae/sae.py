@@ -18,6 +18,7 @@ from sampled_sae.hooks import Decoder, attach
 from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
 from sampled_sae.method.codes import SparseCodes
 from sampled_sae.utils.errors import UserError
+from sampled_sae.utils.system import usable_device
 
 THRESHOLDS = ("threshold", "threshold_ema")
 LAYER_NORM_EPS = 1e-5  # as in SAELens
@@ -297,7 +298,7 @@ class SAE(nn.Module):
         `path` is a folder, a file, or `hf:OWNER/NAME[/FOLDER][@REVISION]` on the hub. `k` is the number of active
         latents per token, for files that do not contain it (Qwen-Scope).
         """
-        path = located(hub.local(path))
+        device, path = usable_device(device), located(hub.local(path))
         cfg, tensors = load(path, k)
         sae = cls(cfg, dtype or tensors["W_dec"].dtype, device)
         for name, tensor in tensors.items():

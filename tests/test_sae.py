@@ -83,6 +83,13 @@ def test_wrong_width_gets_a_clear_line(sae):
         sae.decode(torch.zeros(3, 6))
 
 
+def test_a_device_that_is_not_there_is_one_line(sae, tmp_path):
+    sae.save(tmp_path / "sae")
+    for device in ("cuda:99", "gpu"):
+        with pytest.raises(ss.UserError, match=rf"^device = '{device}': cannot be used \(.*\)$"):
+            SAE.load(tmp_path / "sae", device)
+
+
 @pytest.mark.parametrize("chunk", [7, 64, 1000])
 def test_calibration_keeps_k_a_token_on_average(sae, chunk):
     # A few tokens are far stronger than the rest, so that one chunk alone holds most of what passes.
