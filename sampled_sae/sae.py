@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sampled_sae.config import require, shown
 from sampled_sae.formats import FORMATS, StoredSAE, hub, load, located
 from sampled_sae.hooks import Decoder, attach
 from sampled_sae.method.architectures import ARCHITECTURES, InferenceConfig
@@ -22,6 +25,20 @@ from sampled_sae.utils.system import usable_device
 
 THRESHOLDS = ("threshold", "threshold_ema")
 LAYER_NORM_EPS = 1e-5  # as in SAELens
+
+
+def _by_latent(name: str, given: Mapping[int, float] | None) -> dict[int, float]:
+    """Values by number of the latent, as `attached` takes them; `name` is that of the argument."""
+    require(given is None or isinstance(given, Mapping), name, given, "must give values by latent, such as {42: 5.0}")
+    found = {}
+    for latent, value in (given or {}).items():
+        try:
+            found[operator.index(latent)] = float(value)
+        except (TypeError, ValueError):
+            right = "latents must be whole numbers, and their values numbers"
+            raise UserError(f"{name}: latent {shown(latent)}, value {shown(value)}: {right}") from None
+        require(math.isfinite(float(value)), f"{name}: value of latent {latent}", value, "must be finite")
+    return found
 
 
 class SAE(nn.Module):
@@ -226,8 +243,10 @@ class SAE(nn.Module):
         hook point, by default the one that is saved with the SAE.
         """
         decoder = model if isinstance(model, Decoder) else Decoder.of(model)
-        fixed, added = dict.fromkeys(ablate, 0.0) | dict(clamp or {}), dict(steer or {})
-        if twice := {*ablate} & {*(clamp or {})} | {*fixed} & {*added}:
+        require(isinstance(ablate, Iterable), "ablate", ablate, "must be a list of latents, such as [17]")
+        off, clamped = _by_latent("ablate", dict.fromkeys(ablate, 0.0)), _by_latent("clamp", clamp)
+        fixed, added = off | clamped, _by_latent("steer", steer)
+        if twice := off.keys() & clamped.keys() | fixed.keys() & added.keys():
             raise UserError(f"latent {min(twice)}: must be in one of ablate, steer and clamp")
         if wrong := [latent for latent in (*fixed, *added) if not 0 <= latent < self.d_sae]:
             raise UserError(f"latent {wrong[0]}: the SAE has {self.d_sae} latents, 0 to {self.d_sae - 1}")

@@ -130,6 +130,12 @@ def test_a_model_spread_over_memory_and_disk(tokens, tmp_path):
     [
         ({"ablate": [M]}, f"latent {M}: the SAE has {M} latents, 0 to {M - 1}"),
         ({"ablate": [3], "steer": {3: 1.0}}, "latent 3: must be in one of ablate, steer and clamp"),
+        ({"ablate": torch.tensor([3]), "steer": {3: 1.0}}, "latent 3: must be in one of ablate, steer and clamp"),
+        ({"ablate": 3}, r"ablate = 3: must be a list of latents, such as \[17\]"),
+        ({"ablate": [1.5]}, "ablate: latent 1.5, value 0.0: latents must be whole numbers"),
+        ({"steer": [3]}, r"steer = \[3\]: must give values by latent"),
+        ({"steer": {3: "a"}}, "steer: latent 3, value 'a': latents must be whole numbers, and their values numbers"),
+        ({"clamp": {3: float("nan")}}, "clamp: value of latent 3 = nan: must be finite"),
         ({"hook": "model.layers.1.mpl"}, "has no such module; the nearest are model.layers.1.mlp"),
         ({"hook": "model.layers.1.mlp.gate_proj"}, "has width 24 there; the SAE has width 16"),
         ({"hook": 7}, "layer = 7: tiny has 3 layers, 0 to 2"),
