@@ -156,11 +156,19 @@ def _error(text: str) -> bytes:
     return json.dumps({"error": text.replace("\n", " ")}).encode()
 
 
+def check_port(port: int) -> None:
+    """Raise a one-line error if the port cannot be used: making the page that is served there takes minutes."""
+    _listening(port, Handler).server_close()
+
+
 def server(page: str, folder: Path, reader: TextReader, port: int) -> ThreadingHTTPServer:
     """A server of a page whose data is in `folder`; port 0 takes any that is free."""
-    own = type("Handler", (Handler,), {"reader": reader, "page": page.encode(), "folder": folder})
+    return _listening(port, type("Handler", (Handler,), {"reader": reader, "page": page.encode(), "folder": folder}))
+
+
+def _listening(port: int, handler: type[Handler]) -> ThreadingHTTPServer:
     try:
-        return ThreadingHTTPServer((HOST, port), own)
+        return ThreadingHTTPServer((HOST, port), handler)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise UserError(f"port = {port}: cannot be used ({why}); choose another one") from None

@@ -19,7 +19,7 @@ from torch import Tensor
 from sampled_sae.browser.collect import BrowseConfig, Progress, collect
 from sampled_sae.browser.files import MEANINGS, Page, data_files
 from sampled_sae.browser.neuronpedia import NeuronpediaConfig, write_neuronpedia
-from sampled_sae.browser.serve import TextReader, serve
+from sampled_sae.browser.serve import TextReader, check_port, serve
 from sampled_sae.config import Bound, Config, read_file, write_file
 from sampled_sae.data.contexts import TextConfig, contexts
 from sampled_sae.data.text import TextList, TextSource
@@ -227,6 +227,8 @@ def browse_sae(
         read_unique(comparison, folder, sae.d_sae)
     for written in (out, *([] if neuronpedia is None else [neuronpedia])):
         check_writable(written)
+    if port is not None:
+        check_port(port)
     lm = name if isinstance(name, LanguageModel) else load.load_model(name, place, dtype, [position])
     made = Browser(out / "index.html", "" if record is None else record.summary, [])
     if text is not None:

@@ -239,6 +239,8 @@ class Browse(OnText):
             raise UserError("export: has no effect without --neuronpedia FOLDER")
         if self.text is None and not self.serve:
             raise UserError("text: must name a text, unless --serve is given and the page is there already")
+        if not self.serve and self.port != Browse.port:
+            raise UserError(f"port = {self.port}: has no effect without --serve")
         for name in ("other", "compare", "neuronpedia"):
             if self.text is None and getattr(self, name) is not None:
                 raise UserError(f"{name}: has no effect without --text, which makes the page")

@@ -80,6 +80,8 @@ CASES = [
     ),
     ([*BROWSE, "--out", "file/new"], "file/new: cannot write there (Not a directory)"),
     ([*BROWSE, "--out", "new", "--compare", "none"], "none"),
+    ([*BROWSE, "--out", "new", "--serve", "--port", "99999"], "port = 99999: cannot be used ("),
+    ([*BROWSE, "--out", "new", "--port", "8009"], "port = 8009: has no effect without --serve"),
     (["browse", "deep", "--text", "text.txt", "--out", "new", "--device", "cpu"], "layer = 9: "),
 ]
 
