@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sampled_sae.config import Config
+from sampled_sae.config import Config, require
 from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.third_party import package, reason, stream
 
@@ -55,14 +55,20 @@ class TextSource(Config):
         """
         name = self.name
         if name in NAMED:
+            self._refuse_parts()
             texts = NAMED[name]()
         elif (path := _on_disk(name)) is not None:
+            self._refuse_parts()
             texts = _local(path, name, self.field)
         elif name.lower().endswith(tuple(READERS)) or not HUB_NAME.fullmatch(name) or name.startswith("."):
             raise UserError(f"text = {name!r}: no such file or folder")
         else:
             texts = _hub(name, self.field, self.split, self.subset)
         return _with_text(texts, name)
+
+    def _refuse_parts(self) -> None:
+        for part, value, usual in (("split", self.split, "train"), ("subset", self.subset, None)):
+            require(value == usual, part, value, f"is for a dataset on the hub, which text = {self.name!r} is not")
 
 
 @dataclass(frozen=True, slots=True)

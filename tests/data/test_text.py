@@ -252,6 +252,14 @@ def test_a_hub_that_refuses(hub, error, message):
     assert message in line
 
 
+def test_a_split_is_for_the_hub_alone(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    for source in ("stdlib", str(tmp_path / "a.txt"), str(tmp_path)):
+        line = "is for a dataset on the hub, which text = "
+        assert refusal(source, split="test").startswith(f"split = 'test': {line}")
+        assert refusal(source, subset="en").startswith(f"subset = 'en': {line}")
+
+
 def test_a_hub_that_breaks_off(hub):
     def rows():
         yield {"text": "a"}
