@@ -215,7 +215,8 @@ def _kind(sae: Saved) -> tuple[str, str, float | None]:
     if config.prefixes is not None:
         return "matryoshka", shown(label), number(size.get("l"))
     if size.get("kind") == "everything":
-        return (BASE if label == BASE else "topk"), shown(label), None
+        method = "topk_then_batchtopk" if config.pool.scope.until < 1 else "topk"
+        return BASE if label == BASE else method, shown(label), None
     if schedule != "constant":
         return schedule, shown(label), None
     group = str(pool.get("score")) + (",pick=sample" if pool.get("pick") == "sample" else "")

@@ -44,6 +44,17 @@ def test_rows_begin_with_batchtopk_and_go_by_l(tmp_path: Path) -> None:
     assert sweep.rows[-1].group == "released"
 
 
+def test_the_default_method_is_not_listed_as_topk(tmp_path: Path) -> None:
+    methods = [presets.topk(M, K), presets.topk_then_batchtopk(M, K), presets.topk_then_batchtopk(M, K, 0.3)]
+    for config in presets.named(methods, 0):
+        write_sae(tmp_path / str(config.name), config, core=core())
+    assert {row.label: row.group for row in only(tmp_path).rows} == {
+        "topk": "topk",
+        "topk_then_batchtopk": "topk_then_batchtopk",
+        "topk_then_batchtopk:until=0.3": "topk_then_batchtopk",
+    }
+
+
 def test_models_and_layers_are_kept_apart(tmp_path: Path) -> None:
     write_sweep(tmp_path / "a", seeds=(0,))
     write_sweep(tmp_path / "b", layer=2)
