@@ -287,6 +287,8 @@ def first_difference(old: Any, new: Any, where: str = "") -> str | None:
         parts = [(old.get(key), new.get(key), f"{where}.{key}" if where else str(key)) for key in {**old, **new}]
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         parts = [(old[i], new[i], f"{where}[{i}]") for i in range(len(old))]
+    elif isinstance(old, list) and isinstance(new, list) and any(isinstance(item, dict) for item in old + new):
+        return f"{where} had {len(old)} entries and now has {len(new)}"
     else:
         return None if old == new else f"{where} was {shown(old)} and is now {shown(new)}"
     return next(filter(None, (first_difference(*part) for part in parts)), None)

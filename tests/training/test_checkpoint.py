@@ -185,7 +185,8 @@ def test_first_difference_names_the_path():
     new["saes"][0]["pool"]["score"] = "l1"
     assert first_difference(old, new) == "saes[0].pool.score was 'l2' and is now 'l1'"
     assert first_difference(old, {"saes": old["saes"]}) == "seed was 0 and is now None"
-    assert "saes was" in first_difference(old, {"saes": [], "seed": 0})
+    assert first_difference(old, {"saes": [], "seed": 0}) == "saes had 1 entries and now has 0"
+    assert first_difference({"prefixes": [2, 4]}, {"prefixes": [4]}) == "prefixes was [2, 4] and is now [4]"
 
 
 def test_a_write_that_fails_leaves_the_last_one_and_no_rubbish(tmp_path, monkeypatch):
