@@ -67,7 +67,10 @@ def _held_out(given: Any, names: list[str]) -> dict[str, Tensor] | None:
     by_name = _by_name(given) if isinstance(given, Mapping) else dict.fromkeys(names[:1], given)
     if by_name.keys() != set(names):
         raise UserError(f"heldout: must be a dictionary of tensors [n, d_in], by name as activations: {names}")
-    return {name: check_batch(each, None, "heldout") for name, each in by_name.items()}
+    found = {name: check_batch(each, None, "heldout") for name, each in by_name.items()}
+    if not all(map(len, found.values())):  # neither the inputs' scale nor the threshold could be determined
+        raise UserError("heldout: holds no tokens; give some, or leave it out, so that some are set aside")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

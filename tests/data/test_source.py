@@ -140,6 +140,9 @@ def test_held_out_tokens_of_several_activations():
             UserError, match=r"heldout: must be a dictionary .* by name as activations: \['layer-3', 'b'\]"
         ):
             open_source(several, heldout=wrong)
+    for activations, empty in ((X, X[:0]), (several, held | {"b": held["b"][:0]})):
+        with pytest.raises(UserError, match="heldout: holds no tokens; give some, or leave it out"):
+            open_source(activations, heldout=empty)
     assert torch.equal(open_source({3: X}, heldout=X[:50]).open(90, 100, 0)["layer-3"].heldout, X[:50])
 
 
