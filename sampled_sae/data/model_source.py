@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sampled_sae.config import Config, hints
+from sampled_sae.config import Config, hints, require
 from sampled_sae.data.buffer import (
     SMALLEST,
     HarvestConfig,
@@ -53,6 +53,8 @@ def model_activations(
     hooks = [] if hook is None else [hook] if isinstance(hook, str) else list(hook)
     if not layers and not hooks:
         raise UserError("layer: is missing; give the number of a block, or the name of a module as hook")
+    for name, given in (("layer", layers), ("hook", hooks)):
+        require(len(set(given)) == len(given), name, given, "must name each one once")
     try:
         config = HarvestConfig(hooks=(*layers, *hooks), **settings)
     except TypeError:

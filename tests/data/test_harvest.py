@@ -306,6 +306,8 @@ def test_from_a_model_and_a_text_to_a_source(model, tmp_path):
     assert one.harvest.rounds.batches == 3 and one.metadata["text"] == "60 documents in memory"
     for wrong, line in (
         ({}, "layer: is missing"),
+        ({"layer": [1, 1]}, r"layer = \[1, 1\]: must name each one once"),
+        ({"hook": ["model.norm"] * 2}, r"hook = \['model.norm', 'model.norm'\]: must name each one once"),
         ({"layer": 1, "lenght": 3}, "lenght: is no setting of activations; must be one of bos, buffer_tokens"),
         ({"layer": 9}, "layer = 9: tiny has"),
         ({"hook": "model.layers.1.mpl"}, "hook = 'model.layers.1.mpl': tiny has no such module"),
