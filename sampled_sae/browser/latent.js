@@ -21,10 +21,10 @@ async function latentView(latent) {
     fires ? topContexts(windows.filter(window => window.band === TOP), maximum) : null,
     fires ? histogramOf(columns, row, maximum) : null,
     fires ? drawnContexts(windows.filter(window => window.band !== TOP), maximum) : null,
-    columns.promoted ? outputOf(columns, row) : null,
+    columns.promoted?.length ? outputOf(columns, row) : null,
     fires && columns.together.length ? firesWith(latent, columns, row) : null,
-    nearestHere(columns, row),
-    columns.other ? nearestThere(columns, row, otherText) : null,
+    columns.near.length ? nearestHere(columns, row) : null,
+    columns.other?.length ? nearestThere(columns, row, otherText) : null,
     columns.both && fires ? await sideBySide(latent, columns, row, windows) : null,
   ].filter(node => node);
 }

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from sampled_sae.browser.collect import neighbors
 from sampled_sae.browser.files import Page
 from sampled_sae.browser.write import write_browser
-from tests.browser.made_up import HOSTILE, SILENT, M, hostile_tokenizer, made_up_page, write_hostile
+from tests.browser.made_up import HOSTILE, SILENT, WORDS, M, hostile_tokenizer, made_up_page, write_hostile
 from tests.chromium import Opened
 from tests.models.tiny_models import make_tokenizer
 
@@ -314,6 +316,16 @@ def test_silent_and_absent_latents(browser: Any, made: tuple[Path, Page]) -> Non
     assert [opened.section(title).locator("li").count() for title in near] == [5, 5]
     opened.page.evaluate("location.hash = '#latent=99999'")
     opened.page.wait_for_selector("text=There is no latent 99999")
+    opened.close()
+
+
+def test_a_page_without_nearest_latents_says_nothing_about_them(browser: Any, tmp_path: Path) -> None:
+    page = made_up_page(len(WORDS), m=30, n=8, other=False)
+    page = replace(page, browsed=replace(page.browsed, near=neighbors(torch.randn(30, 12), None, 0)))
+    write_browser(page, hostile_tokenizer(), tmp_path)
+    opened = Browsed(browser, tmp_path / "index.html", "#latent=0")
+    assert opened.section("Activation histogram").count() == 1
+    assert opened.section("Nearest latents in this SAE").count() == 0
     opened.close()
 
 
