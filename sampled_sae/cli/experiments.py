@@ -79,6 +79,8 @@ class Reproduce:
             probing = replace(probing, datasets=self.datasets)
         if self.autointerp == "chat":
             interp = replace(interp, explainer="chat", judge="chat", chat=self.chat)
+        elif self.chat != ChatConfig():
+            raise UserError("chat: has no effect without --autointerp chat")
         interp = replace(interp, embedder=self.embedder or interp.embedder)
         figures = scale.figures and self.figures
         return replace(scale, text=self.text or scale.text, probing=probing, autointerp=interp, figures=figures)

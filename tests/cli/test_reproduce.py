@@ -199,6 +199,12 @@ def test_what_is_asked_for_instead(tmp_path, capsys):
     assert "Calls of the chat endpoint, not included: at most 960 calls" in capsys.readouterr().out
 
 
+def test_a_chat_model_is_for_the_chat_judge():
+    command = parse(Reproduce, ["--out", "x", "--chat.model", "mine"], "sampled-sae reproduce")
+    with pytest.raises(UserError, match="chat: has no effect without --autointerp chat"):
+        command.settings()
+
+
 def test_a_disk_that_is_too_small_is_refused_before_anything(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(machinery.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(UserError, match=r"are needed there at the peak, 0\.0 GB are free"):
