@@ -21,7 +21,7 @@ from sampled_sae.data.stream import check_batch, permutation
 from sampled_sae.hooks import HookPoint
 from sampled_sae.models.language_model import LanguageModel
 from sampled_sae.utils.errors import Interrupted, UserError
-from sampled_sae.utils.progress import telling
+from sampled_sae.utils.progress import say, telling
 from sampled_sae.utils.ranks import Group, current
 from sampled_sae.utils.system import listening
 from sampled_sae.utils.watch import tick
@@ -133,6 +133,7 @@ class Harvest:
         self.bank = ContextBank(contexts(documents, model.tokenizer, config))
         self.limits: dict[HookPoint, float] = {}
         self._progress, self._stop = progress, threading.Event()
+        self._tells_short = progress and self.passes.group.rank == 0
         self._to_stop: set[HookPoint] = set()  # their streams have yet to raise: a block was given up
         self.heldout = self._hold_out(heldout_tokens)
         self._round: tuple[int, Block] = (-1, {})
@@ -232,6 +233,7 @@ class Harvest:
     def _harvest_block(self, number: int, first_round: int) -> None:
         """Hold the shuffled activations of block `number`, the parts for rounds from `first_round` on."""
         tokens = self._contexts(number * self.rounds.contexts, self.rounds.contexts, self.held_contexts)
+        self._tell_if_short(number)
         self._read_text(number + 1, number + 2)
         found = self._read(tokens, f"activations for the buffer, part {number + 1}" if self._progress else None)
         sizes = self.rounds.cuts(self.rounds.batches * self.batch_size)
@@ -252,6 +254,14 @@ class Harvest:
         for part, block in enumerate(parts):
             if self.rounds.round_of(number, part) >= first_round:
                 self._held[number, part] = block
+
+    def _tell_if_short(self, number: int) -> None:
+        """Say once that the text is repeated, at the first block for which it is."""
+        there = len(self.bank.read) - self.held_contexts
+        if self._tells_short and there < (number + 1) * self.rounds.contexts:
+            wanted = (self.rounds.number or number + 1) * self.rounds.contexts
+            say(f"text: has {there:,} contexts of {self.config.context} tokens, {wanted:,} are wanted: it is repeated")
+            self._tells_short = False
 
     def _read(self, tokens: Tensor, shown: str | None = None) -> dict[HookPoint, tuple[Tensor, Tensor]]:
         """contexts [n, L] -> at each hook point that is needed the activations [n * (L - skip_first), d_in], in order,

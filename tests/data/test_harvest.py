@@ -139,6 +139,24 @@ def test_a_short_text_begins_again_in_another_order(model):
     assert not rows(s.heldout) & rows(torch.cat(blocks))
 
 
+def test_a_text_that_is_repeated_is_reported_once(model, capsys):
+    """Otherwise a low error on training batches next to a high one on held-out tokens would come as a surprise."""
+    config = harvest((1,), buffer_tokens=400)
+
+    def said(count: int, progress: bool) -> str:
+        opened = open_harvest(model, documents(count), config, heldout_tokens=40, steps=40, progress=progress)[
+            "layer-1"
+        ]
+        for step in range(40):
+            opened.batch(step)
+        there = len(opened.harvest.bank.read) - opened.harvest.held_contexts
+        return capsys.readouterr().err.replace(f"{there:,}", "THERE")
+
+    short = said(12, True)
+    assert short.count("text: has THERE contexts of 20 tokens") == 1 and short.endswith(" are wanted: it is repeated\n")
+    assert said(12, False) == "" and "repeated" not in said(1000, True)
+
+
 def test_tokens_of_high_norm_are_left_out(model):
     every = stream(model)
     norms = torch.cat([every.batch(i) for i in range(20)]).norm(dim=1)
