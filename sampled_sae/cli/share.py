@@ -9,6 +9,8 @@ from typing import ClassVar
 
 import tyro
 
+from sampled_sae.utils.errors import UserError
+
 
 @dataclass(frozen=True)
 class Convert:
@@ -39,6 +41,9 @@ class Convert:
         FORMATS.find(self.format)  # reports a wrong name first
         source = local(self.source)
         found = find_saes([source])
+        if self.out.resolve().is_relative_to(source.resolve()):
+            why = "is in the folder that is converted, where reports would show each SAE twice"
+            raise UserError(f"out = {str(self.out)!r}: {why}; name another folder")
         single = found == [source] or source.is_file()
         for path, name in zip(found, names_of(found), strict=True):
             sae = SAE.load(path, k=self.k)

@@ -73,3 +73,17 @@ def test_refusals_are_one_line_and_leave_nothing(tmp_path, capsys):
         with pytest.raises(SystemExit):
             run("convert", FOREIGN["gemma_scope"](tmp_path / "g", W).path, tmp_path / "out", "--format", format)
         assert "holds something else than an SAE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("inside", ["", "converted"])
+def test_the_source_is_no_place_for_the_result(inside, tmp_path, capsys):
+    FOREIGN["gemma_scope"](tmp_path / "in", W)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as stopped:
+        run("convert", tmp_path / "in", tmp_path / "in" / inside)
+    out, line = tmp_path / "in" / inside, capsys.readouterr().err.strip()
+    assert stopped.value.code == 2 and line.endswith(
+        f"out = {str(out)!r}: is in the folder that is converted, where reports would show each SAE twice; name "
+        "another folder"
+    )
+    assert sorted(tmp_path.rglob("*")) == before
