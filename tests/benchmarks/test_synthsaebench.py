@@ -47,7 +47,7 @@ def test_recipes_differ_in_what_they_say():
     assert (late.auxk.dead_after, early.auxk.dead_after) == (5000 * SMALL.batch, 1000 * SMALL.batch)
     assert OURS["preset"].norm == "none" and OURS["defaults"].norm == "sqrt_d_in"
     assert OURS["defaults-early"].made(SMALL, 10_000).optimizer.lr is None
-    assert OURS["defaults-early, rate x 0.25"].made(SMALL, 10_000).optimizer.lr == pytest.approx(7e-4, rel=0.05)
+    assert recipe_of("defaults-early, rate x 0.25").made(SMALL, 10_000).optimizer.lr == pytest.approx(7e-4, rel=0.05)
     for recipe in OURS.values():
         recipe.made(FULL, 20_000)
 
@@ -55,7 +55,9 @@ def test_recipes_differ_in_what_they_say():
 def test_methods_of_the_command_line_are_recipes():
     made = recipe_of("released:score=l2,prefixes=8+24+56+120+256").made(SMALL, 10_000)
     assert made.pool.score == "l2" and made.prefixes == matryoshka(256, 6).prefixes
-    assert made.auxk.dead_after == 1000 * SMALL.batch
+    assert made.auxk.dead_after == 1000 * SMALL.batch and made.optimizer.lr is None
+    slower = recipe_of("topk, rate x 0.25").made(SMALL, 10_000)
+    assert slower.cut == "token" and slower.optimizer.lr == pytest.approx(7e-4, rel=0.05)
 
 
 def test_what_latents_of_leaves_consist_of():
