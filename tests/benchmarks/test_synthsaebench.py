@@ -57,7 +57,7 @@ def test_methods_of_the_command_line_are_recipes():
     assert made.pool.score == "l2" and made.prefixes == matryoshka(256, 6).prefixes
     assert made.auxk.dead_after == 1000 * SMALL.batch and made.optimizer.lr is None
     slower = recipe_of("topk, rate x 0.25").made(SMALL, 10_000)
-    assert slower.cut == "token" and slower.optimizer.lr == pytest.approx(7e-4, rel=0.05)
+    assert slower.pool.scope.tokens == 1 and slower.optimizer.lr == pytest.approx(7e-4, rel=0.05)
 
 
 def test_what_latents_of_leaves_consist_of():
