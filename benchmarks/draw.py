@@ -1,4 +1,6 @@
-"""Draw docs/images/speed-*.png from the figures in docs/speed. Needs plotly and kaleido (and a Chrome for it).
+"""Draw pictures of docs/images from committed results. Needs plotly and kaleido (and a Chrome for it).
+
+speed-*.png from docs/speed, synthsaebench.png from docs/synthetic.
 
 python benchmarks/draw.py
 """
@@ -95,9 +97,40 @@ def roofline() -> go.Figure:
     return figure.update_layout(title=words, width=1100, height=640, **STYLE | {"legend": {}})
 
 
+QUARTER = ", rate x 0.25"
+MATRYOSHKA_POOL = "released:score=l2,prefixes=128+384+896+1920+4096"
+CURVES = {  # recipes at full size: name, color, whether dashed
+    f"defaults-early{QUARTER}": ("BatchTopK", palette.BLACK, False),
+    "batchtopk": ("BatchTopK, default rate", palette.BLACK, True),
+    f"topk_then_batchtopk{QUARTER}": ("TopK, then BatchTopK", palette.BLUE, False),
+    f"released:score=l2{QUARTER}": ("BatchTopK, released l2 pool", palette.GREEN, False),
+    f"matryoshka{QUARTER}": ("Matryoshka", palette.VIOLET, False),
+    f"{MATRYOSHKA_POOL}{QUARTER}": ("Matryoshka, released l2 pool", palette.PURPLE, False),
+    "saelens": ("SAELens, published settings", palette.ORANGE, False),
+}
+
+
+def synthsaebench() -> go.Figure:
+    """FVE and MCC of SAEs of the published size against the number of training samples."""
+    content = json.loads((DOCS / "synthetic" / "synthsaebench-full.json").read_text())
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.09)
+    for column, measure in enumerate(("fve", "mcc"), 1):
+        for recipe, (name, color, dashed) in CURVES.items():
+            runs = [run for run in content["runs"] if run["recipe"] == recipe and run["seed"] == 0]
+            figure.add_scatter(
+                x=[run["step"] * content["sizes"]["batch_size"] for run in runs], y=[run[measure] for run in runs],
+                mode="lines+markers", line={"color": color, "dash": "dot" if dashed else "solid"}, name=name,
+                legendgroup=name, showlegend=column == 1, row=1, col=column,
+            )  # fmt: skip
+        figure.update_xaxes(title="training samples", type="log", dtick="D2", row=1, col=column)
+        figure.update_yaxes(title=measure.upper(), range=[0, 0.85], row=1, col=column)
+    return figure.update_layout(width=1100, height=520, **STYLE | {"legend": {"orientation": "h", "y": -0.2}})
+
+
 def main() -> None:
-    for name, figure in (("growth", growth()), ("peers", peers()), ("roofline", roofline())):
-        figure.write_image(DOCS / "images" / f"speed-{name}.png", scale=1.5)
+    for name, figure in (("speed-growth", growth()), ("speed-peers", peers()), ("speed-roofline", roofline())):
+        figure.write_image(DOCS / "images" / f"{name}.png", scale=1.5)
+    synthsaebench().write_image(DOCS / "images" / "synthsaebench.png", scale=1.5)
 
 
 if __name__ == "__main__":

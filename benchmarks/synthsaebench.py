@@ -362,11 +362,12 @@ def main() -> None:
     size = FULL if args.full else SMALL
     samples = Kept(size, args.kept, args.steps * size.batch) if args.kept else Samples(size)
     sizes = {"latents": size.latents, "k": size.k, "batch_size": size.batch}
+    about = {"data": size.data.to_dict(), "mean_l0": samples.made.statistics()["observed_l0"], "sizes": sizes}
     for recipe in args.recipe:
         for seed in args.seed:
             runs = (run_saelens if recipe in THEIRS else run_ours)(size, samples, recipe, seed, args.steps)
             before = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
-            write_json(args.out, {"data": size.data.to_dict(), "sizes": sizes, "runs": before + runs})
+            write_json(args.out, about | {"runs": before + runs})
 
 
 if __name__ == "__main__":
