@@ -98,14 +98,12 @@ def roofline() -> go.Figure:
 
 
 QUARTER = ", rate x 0.25"
-MATRYOSHKA_POOL = "released:score=l2,prefixes=128+384+896+1920+4096"
 CURVES = {  # recipes at full size: name, color, whether dashed
     f"defaults-early{QUARTER}": ("BatchTopK", palette.BLACK, False),
     "batchtopk": ("BatchTopK, default rate", palette.BLACK, True),
     f"topk_then_batchtopk{QUARTER}": ("TopK, then BatchTopK", palette.BLUE, False),
     f"released:score=l2{QUARTER}": ("BatchTopK, released l2 pool", palette.GREEN, False),
     f"matryoshka{QUARTER}": ("Matryoshka", palette.VIOLET, False),
-    f"{MATRYOSHKA_POOL}{QUARTER}": ("Matryoshka, released l2 pool", palette.PURPLE, False),
     "saelens": ("SAELens, published settings", palette.ORANGE, False),
 }
 
@@ -122,9 +120,11 @@ def synthsaebench() -> go.Figure:
                 mode="lines+markers", line={"color": color, "dash": "dot" if dashed else "solid"}, name=name,
                 legendgroup=name, showlegend=column == 1, row=1, col=column,
             )  # fmt: skip
-        figure.update_xaxes(title="training samples", type="log", dtick="D2", row=1, col=column)
+        ticks = {"tickvals": [1e6, 2e6, 3e6, 5e6], "ticktext": ["1M", "2M", "3M", "5M"]}
+        figure.update_xaxes(title="training samples", type="log", **ticks, row=1, col=column)
         figure.update_yaxes(title=measure.upper(), range=[0, 0.85], row=1, col=column)
-    return figure.update_layout(width=1100, height=520, **STYLE | {"legend": {"orientation": "h", "y": -0.2}})
+    style = STYLE | {"legend": {"orientation": "h", "y": -0.2}, "margin": {"t": 20}}
+    return figure.update_layout(width=1100, height=480, **style)
 
 
 def main() -> None:

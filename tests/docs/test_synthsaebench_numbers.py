@@ -1,5 +1,6 @@
 """The recipes on the small SynthSAEBench: their rows and sentences on docs/synthetic.md, and the claims in words."""
 
+import functools
 import json
 import statistics
 from pathlib import Path
@@ -74,6 +75,77 @@ METHODS = {
     "sampled:score=l2,l=5": "`sampled:score=l2,l=5`",
 }
 """The rows of the table of methods."""
+
+
+@functools.cache
+def full_size() -> dict:
+    """The runs at the published size."""
+    return json.loads((DOCS / "synthetic/synthsaebench-full.json").read_text())
+
+
+QUARTER = ", rate x 0.25"
+POOL = "released:score=l2"
+FULL_SIZE = {
+    "saelens": "SAELens, published settings",
+    "batchtopk": "`batchtopk`, default rate",
+    f"defaults-early{QUARTER}": "`batchtopk`",
+    f"topk_then_batchtopk{QUARTER}": "`topk_then_batchtopk`, the default method",
+    f"{POOL}{QUARTER}": f"`{POOL}`",
+    f"matryoshka{QUARTER}": "`matryoshka`",
+}
+"""The rows of the table at the published size: all but the first two at a quarter of the learning rate."""
+PUBLISHED = {"BatchTopK": (0.7923, 0.7574, 0.7316, 0.9837), "Matryoshka": (0.7792, 0.7927, 0.8793, 0.9987)}
+"""FVE, MCC, F1 and uniqueness of SAELens's documentation, mean of five seeds, L0 of 25, 200M samples."""
+
+
+def at_full_size(name: str, step: int = 5000) -> dict:
+    (found,) = (run for run in full_size()["runs"] if run["recipe"] == name and run["step"] == step)
+    assert (found["seed"], found["steps"]) == (0, 5000)
+    return found
+
+
+def rows_of_full_size() -> list[str]:
+    found = []
+    for name, title in FULL_SIZE.items():
+        run, early = at_full_size(name), [at_full_size(name, step)["mcc"] for step in (1000, 2500)]
+        cells = [run["fve"], *early, run["mcc"], run["f1"], run["uniqueness"]]
+        found.append(" | ".join([f"| {title}", *(f"{cell:.3f}" for cell in cells), f"{run['dead']:.0%} |"]))
+    for name, (fve, mcc, f1, uniqueness) in PUBLISHED.items():
+        found.append(
+            f"| *published: {name}, 200M samples* | {fve:.3f} | | | {mcc:.3f} | {f1:.3f} | {uniqueness:.3f} | |"
+        )
+    return found
+
+
+def sentences_of_full_size() -> list[str]:
+    ours, quarter, theirs = "batchtopk", f"defaults-early{QUARTER}", "saelens"
+    early, late, slow = at_full_size(ours, 1000), at_full_size(ours), at_full_size(quarter)
+    first, last = at_full_size(theirs, 1000), at_full_size(theirs)
+    pool, matryoshka = at_full_size(f"{POOL}{QUARTER}"), at_full_size(f"matryoshka{QUARTER}")
+    default = at_full_size(f"topk_then_batchtopk{QUARTER}")
+    return [
+        f"on {5000 * full_size()['sizes']['batch_size'] / 1e6:.1f}M samples",
+        f"Mean L0 is {full_size()['mean_l0']:.1f} (published: about 34)",
+        f"an FVE of {early['fve']:.2f} and an MCC of {early['mcc']:.2f} after 1,000 steps, SAELens {first['fve']:.2f} "
+        f"and {first['mcc']:.2f}: {first['dead']:.0%} of its latents do not fire yet. After 5,000 steps SAELens has "
+        f"{last['fve']:.2f} and {last['mcc']:.2f}",
+        f"{late['dead']:.0%} of the latents do not fire at the end. At a quarter of it, {slow['dead']:.0%} do not, and "
+        f"MCC is {slow['mcc']:.3f} instead of {late['mcc']:.3f} at about the same FVE",
+        f"the default method {default['mcc']:.3f}, Matryoshka {matryoshka['mcc']:.3f}, with the highest F1 "
+        f"({matryoshka['f1']:.2f})",
+        f"A released l2 pool lowers MCC to {pool['mcc']:.3f}",
+    ]
+
+
+def rows_of_lengths() -> list[str]:
+    """MCC by the number of steps of the small version."""
+    shown = {"batchtopk": "`batchtopk`", "topk_then_batchtopk": "`topk_then_batchtopk`, the default"}
+    found = []
+    for name, title in {**shown, POOL: f"`{POOL}`", "matryoshka": "`matryoshka`"}.items():
+        cells = [f"{at_end(name, 'mcc', steps):.3f}" for steps in (1250, 2500, 5000)]
+        cells.append(f"{at_end('defaults-early' if name == 'batchtopk' else name, 'mcc', 20_000):.3f}")
+        found.append("| " + " | ".join([title, *cells]) + " |")
+    return found
 
 
 def rows_of_recipes() -> list[str]:
@@ -198,6 +270,11 @@ def test_claims_about_methods():
     def mccs(name: str) -> list[float]:
         return [run["mcc"] for run in ends(name, 20_000)]
 
+    short = [at_end(name, "dead", 1250) for name in (POOL, "batchtopk")]
+    assert f"after 1,250 steps, {short[0]:.0%} of its latents do not fire, {short[1]:.0%} of BatchTopK's" in TEXT
+    assert at_end(POOL, "mcc", 1250) < at_end("batchtopk", "mcc", 1250) and "lowers MCC in short trainings" in TEXT
+    sizes = full_size()["sizes"]
+    assert 5000 * sizes["batch_size"] / sizes["latents"] == 1250, "samples per latent, as in 1,250 steps here"
     others = [name for name in METHODS if name not in ("matryoshka", MATRYOSHKA_POOL)]
     assert min(mccs("matryoshka")) > max(max(mccs(name)) for name in others)
     for name, base in (("released:score=l2", "defaults-early"), (MATRYOSHKA_POOL, "matryoshka")):
