@@ -43,6 +43,7 @@ from sampled_sae.method.parameters import Weights
 from sampled_sae.method.presets import paper_recipe, parse_methods
 from sampled_sae.method.rate import default_lr
 from sampled_sae.training.run import Run
+from sampled_sae.utils.errors import UserError
 from sampled_sae.utils.files import write_json
 
 
@@ -360,6 +361,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="runs are added to those of this file")
     args = parser.parse_args()
     size = FULL if args.full else SMALL
+    try:  # before samples are made
+        for recipe in set(args.recipe) - set(THEIRS):
+            recipe_of(recipe).made(size, args.steps)
+    except (UserError, ValueError) as error:
+        parser.error(f"--recipe {recipe!r}: {error}")
     samples = Kept(size, args.kept, args.steps * size.batch) if args.kept else Samples(size)
     sizes = {"latents": size.latents, "k": size.k, "batch_size": size.batch}
     about = {"data": size.data.to_dict(), "mean_l0": samples.made.statistics()["observed_l0"], "sizes": sizes}

@@ -97,3 +97,12 @@ def test_the_script_adds_runs_to_its_file(tmp_path, monkeypatch):
         (recipe, seed) for recipe in ("batchtopk", "preset") for seed in (0, 1)
     ]
     assert all(0 < run["mcc"] < 1 and run["step"] == 3 for run in found["runs"])
+
+
+@pytest.mark.parametrize("recipe", ["batchtopq", "topk, rate x much"])
+def test_a_wrong_recipe_is_reported_before_samples_are_made(recipe, tmp_path, monkeypatch, capsys):
+    options = ["--recipe", recipe, "--seed", "0", "--kept", str(tmp_path / "kept"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["script", *options])
+    with pytest.raises(SystemExit, match="2"):
+        synthsaebench.main()
+    assert f"--recipe {recipe!r}: " in capsys.readouterr().err and not list(tmp_path.iterdir())
